@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fa3_simulator.described import Choice, Timed
     from fa3_simulator.description import Schedule
     from fa3_simulator.machine import Machine
+    from fa3_simulator.run import Estimate
     from fa3_simulator.unbounded import Proof
 
 set_option = click.option(
@@ -107,12 +108,17 @@ def traced_schedule(schedule: Schedule, machine: Machine, clock: float | None) -
 
 def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found: Timed, traced: Traced) -> Json:
     """Return what is printed of a described kernel, with the names that families have."""
+    from fa3_simulator.clock import under_load
     from fa3_simulator.described import timed
     from fa3_simulator.hazards import check
     from fa3_simulator.overlap import measure
     from fa3_simulator.what_if import changed, speedups
 
     estimate = found.estimate
+
+    def again(clock_mhz: float) -> Estimate:
+        return timed(schedule, machine, clock_mhz).estimate
+
     overlap = measure(traced.program, traced.tables, traced.trace)
     idle = sum(overlap.ledger.values()) or 1
     moved = [
@@ -133,20 +139,24 @@ def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found:
         "binds": "hbm" if estimate.hbm_cycles > estimate.cta_cycles else overlap.binds,
         "times_as_fast_if_free": speedups(traced.program, machine, clock, traced.trace),
         "idle_tensor_share": {cause: ticks / idle for cause, ticks in overlap.ledger.items()},
+        **under_load(machine, found.launch.dtype, estimate, again, found.launch.flops),
         "moves_by_vector_counts": moved,
         "hazards": [hazard._asdict() for hazard in check(schedule.program(estimate.tiles[:2]), machine)],
     }
 
 
-def print_figures(figures: Json) -> None:
+def print_figures(figures: Json, machine: Machine) -> None:
     """Print the figures of :func:`figures_of`."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
     rate = f"{figures['tflops']:.0f} TFLOP/s" if figures["tflops"] else f"{figures['hbm_tb_per_s']:.2f} TB/s"
     low, high = figures["moves_by_vector_counts"]
     free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
+    from fa3verify.cli.simulate import loaded_line
+
     lines = [
         f"{figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {rate}, {figures['ctas_on_an_sm']} CTA an SM",
+        *([loaded_line(figures, machine)] if "clock_under_load_mhz" in figures else []),
         f"with vector counts {VECTOR:.0%} lower or higher {low:+.1%} or {high:+.1%}",
         f"tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
         f"({figures['binds']} binds)",
@@ -279,8 +289,9 @@ def traced_family(kernel: str, options: Options, clock: float | None) -> Traced:
     return Traced(kernel, found, *trace_cta(kernel_of(config), machine, clock, first_blocks(found.tiles)))
 
 
-def simulate(kernels: Sequence[str], options: Options, clock: float | None) -> tuple[Json, list[Traced]]:
-    """Return the figures of one described kernel, or of the difference of two kernels, and their launches.
+def simulate(kernels: Sequence[str], options: Options, clock: float | None) -> tuple[Json, list[Traced], Machine]:
+    """Return the figures of one described kernel, or of the difference of two kernels, their launches, and the
+    machine.
 
     ValueError for more than two.
     """
@@ -298,4 +309,4 @@ def simulate(kernels: Sequence[str], options: Options, clock: float | None) -> t
         found, traced = traced_schedule(schedule, machine, clock)
         figures = figures_of(schedule, machine, clock, found, traced)
         launches.append(traced)
-    return differing(*launches) if len(launches) > 1 else figures, launches
+    return (differing(*launches) if len(launches) > 1 else figures), launches, machine

@@ -151,8 +151,8 @@ def simulate(
     A KERNEL is a family, or FILE.py:NAME of a kernel that somebody described, with settings of its own behind commas:
     gemm.py:gemm,stages=4. Of two KERNELs it says what the second takes more, and by which causes.
     """
+    from fa3_simulator.clock import config_under_load
     from fa3_simulator.cta import kernel_of
-    from fa3_simulator.clock import under_load
     from fa3_simulator.hazards import check
     from fa3_simulator.run import estimate, in_words
     from fa3_simulator.timeline import bars
@@ -174,7 +174,7 @@ def simulate(
     hazards = check(program, machine)
     figures = _figures(problem, config, machine, launch, (program, tables, trace))
     figures["hazards"] = [hazard._asdict() for hazard in hazards]
-    figures |= under_load(problem, config, machine, launch)
+    figures |= config_under_load(problem, config, machine, launch)
     drawn = bars(program, trace)
     if svg:
         title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
@@ -208,7 +208,7 @@ def _simulate_described(
     from fa3_simulator.timeline import bars
     from fa3verify.cli import timeline
 
-    figures, launches = described.simulate(kernels, options, clock)
+    figures, launches, machine = described.simulate(kernels, options, clock)
     first = launches[0]
     timelines = {found.name: bars(found.program, found.trace) for found in launches}
     if svg:
@@ -222,7 +222,10 @@ def _simulate_described(
     emit(figures, json_target)
     if json_target != "-":
         if not options["quiet"]:
-            (described.print_difference if len(launches) > 1 else described.print_figures)(figures)
+            if len(launches) > 1:
+                described.print_difference(figures)
+            else:
+                described.print_figures(figures, machine)
             timeline.print_timelines(timelines, first.trace.cycles)
         if target:
             timeline.print_trace(target, figures["trace"], quiet=options["quiet"])

@@ -15,7 +15,7 @@ from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import traits_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import tune as tuning
-from fa3_simulator.clock import under_load
+from fa3_simulator.clock import config_under_load
 from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import Hazard
 from fa3_simulator.hazards import check
@@ -199,7 +199,7 @@ def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Ma
         flash3_choice=entry.is_flash3_choice,
         alike=[_tile(r.config) for r in alike[1:]],
         estimated_counts=bool(estimated(config)),
-        under_load=under_load(problem, config, machine, estimate),
+        under_load=config_under_load(problem, config, machine, estimate),
     )
 
 

@@ -8,6 +8,9 @@ and ``python -m fa3_reports.measured.clock_fit`` fits them. Cycles do not depend
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.cta import AnyConfig
 from fa3_simulator.machine import Machine
@@ -48,19 +51,29 @@ def clock_under_load(machine: Machine, dtype: str, tensor: float, smem: float) -
     return fitted["largest_mhz"] * max(1.0, activity) ** -fitted["exponent"]
 
 
-def under_load(problem: AttentionProblem, config: AnyConfig, machine: Machine, found: Estimate) -> dict[str, float]:
+def under_load(
+    machine: Machine, dtype: str, found: Estimate, again: Callable[[float], Estimate], operations: float
+) -> dict[str, float]:
     """Return MHz, milliseconds and TFLOP/s of a launch at its predicted clock.
 
-    ``found`` is its estimate at the machine's maximum clock. The launch is simulated again at the predicted one, as
-    memory does not follow the SM clock. {} for an estimate at another clock, which somebody asked for, and for a
-    machine whose clock nobody fitted.
+    ``found`` is its estimate at the machine's maximum clock. ``again`` simulates it at the predicted one, as memory
+    does not follow the SM clock. {} for an estimate at another clock, which somebody asked for, and for a machine whose
+    clock nobody fitted.
     """
-    mhz = clock_under_load(machine, problem.dtype, *busy_shares(found))
+    mhz = clock_under_load(machine, dtype, *busy_shares(found))
     if mhz is None or found.clock_mhz != machine["max_clock_mhz"]:
         return {}
-    seconds = estimate(problem, config, machine, mhz).seconds
+    seconds = again(mhz).seconds
     return {
         "clock_under_load_mhz": mhz,
         "milliseconds_under_load": seconds * 1e3,
-        "tflops_under_load": operations(problem, config) / seconds / 1e12,
+        "tflops_under_load": operations / seconds / 1e12,
     }
+
+
+def config_under_load(
+    problem: AttentionProblem, config: AnyConfig, machine: Machine, found: Estimate
+) -> dict[str, float]:
+    """Return what :func:`under_load` says of the launch of a configuration."""
+    again = partial(estimate, problem, config, machine)
+    return under_load(machine, problem.dtype, found, again, operations(problem, config))

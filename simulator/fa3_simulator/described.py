@@ -111,7 +111,17 @@ def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) 
     found = cta.run(tiles)
     hbm = launch.hbm_bytes / (machine["hbm_bytes_per_ns"] * sms) * clock / 1000
     cycles = max(found.cta, hbm) + machine["launch_cycles"] + machine["drain_cycles"] + launch.around_cycles
-    estimate = Estimate(cycles, found.cta, hbm, found.tensor, found.mufu, tiles, clock, launch.around_cycles)
+    estimate = Estimate(
+        cycles,
+        found.cta,
+        hbm,
+        found.tensor,
+        found.mufu,
+        found.smem,
+        tiles=tiles,
+        clock_mhz=clock,
+        around_cycles=launch.around_cycles,
+    )
     return Timed(estimate, launch, cta, together)
 
 

@@ -62,6 +62,10 @@ class Launch:
         CTAs of a cluster.
     around_cycles : float
         Cycles of the kernels in front and behind.
+    dtype : {"fp16", "bf16", "e4m3"}
+        Operands of the products, on which the clock under load depends.
+    dtype : {"fp16", "bf16", "e4m3"}
+        Operands of the products, which the clock under load depends on.
     """
 
     tiles: Sequence[int | TileBlocks]
@@ -73,6 +77,7 @@ class Launch:
     order: Literal["free first", "in turn"] = "free first"
     cluster: int = 1
     around_cycles: float = 0.0
+    dtype: Literal["fp16", "bf16", "e4m3"] = "bf16"
 
 
 def tiles_of(tiles: Tiles) -> list[TileBlocks]:

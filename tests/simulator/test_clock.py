@@ -8,7 +8,7 @@ import pytest
 
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.clock import busy_shares, clock_under_load, under_load
+from fa3_simulator.clock import busy_shares, clock_under_load, config_under_load
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate, operations
 
@@ -38,7 +38,7 @@ def test_shares_of_busy_time_are_shares(problem) -> None:
 
 def test_figures_under_load_are_those_of_the_launch_simulated_at_the_predicted_clock() -> None:
     config = default_config(DENSE)
-    figures = under_load(DENSE, config, H200, estimate(DENSE, config, H200))
+    figures = config_under_load(DENSE, config, H200, estimate(DENSE, config, H200))
     again = estimate(DENSE, config, H200, figures["clock_under_load_mhz"])
     assert figures["milliseconds_under_load"] == again.seconds * 1e3
     assert figures["tflops_under_load"] == operations(DENSE, config) / again.seconds / 1e12
@@ -50,7 +50,7 @@ def test_a_launch_that_hbm_binds_is_busy_for_less_of_its_time_and_takes_as_long_
     found = estimate(DECODE, config, H200)
     assert found.hbm_cycles > found.cta_cycles
     assert busy_shares(found)[0] * found.hbm_cycles == pytest.approx(found.tensor_cycles)
-    assert under_load(DECODE, config, H200, found)["milliseconds_under_load"] == pytest.approx(
+    assert config_under_load(DECODE, config, H200, found)["milliseconds_under_load"] == pytest.approx(
         found.seconds * 1e3, rel=0.02
     )
 
@@ -58,7 +58,7 @@ def test_a_launch_that_hbm_binds_is_busy_for_less_of_its_time_and_takes_as_long_
 def test_nothing_is_predicted_of_a_stated_clock_or_of_a_machine_without_a_fit() -> None:
     config = default_config(DENSE)
     for machine, clock in ((H200, 1500.0), (load("h100"), None), (replace(H200, clock={}), None)):
-        assert under_load(DENSE, config, machine, estimate(DENSE, config, machine, clock)) == {}
+        assert config_under_load(DENSE, config, machine, estimate(DENSE, config, machine, clock)) == {}
 
 
 def test_cycles_do_not_depend_on_the_fit_of_the_clock() -> None:

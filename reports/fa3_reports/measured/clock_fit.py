@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 from fa3_reports.measured.printed import parser_of, printed
 from fa3_reports.measured.timings import MeasuredRow, read
 from fa3_reports.measured.validation import accuracy
-from fa3_simulator.clock import busy_shares, clock_under_load, under_load
+from fa3_simulator.clock import busy_shares, clock_under_load, config_under_load
 from fa3_simulator.machine import Machine
 from fa3_simulator.run import estimate
 from fa3verify.files import markdown_table
@@ -67,7 +67,7 @@ def time_errors(rows: Sequence[MeasuredRow], machine: Machine) -> np.ndarray:
     found = []
     for row in rows:
         launch = estimate(row.problem, row.config, machine)
-        loaded = under_load(row.problem, row.config, machine, launch)["milliseconds_under_load"]
+        loaded = config_under_load(row.problem, row.config, machine, launch)["milliseconds_under_load"]
         measured = row.cycles / row.clock_mhz / 1e3
         found.append((loaded / measured - 1, launch.seconds * 1e3 / measured - 1))
     return np.array(found)
