@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import rich_click as click
 
-from fa3verify.cli.atlas import atlas
 from fa3verify.cli.bench import bench
-from fa3verify.cli.cases import cases
-from fa3verify.cli.check import check
 from fa3verify.cli.compare import compare
-from fa3verify.cli.declare import declare
 from fa3verify.cli.exits import EPILOG, USAGE, fail
 from fa3verify.cli.hazards import hazards
-from fa3verify.cli.kernels import kernels
-from fa3verify.cli.learn import learn
-from fa3verify.cli.merge import merge
-from fa3verify.cli.replay import replay
-from fa3verify.cli.report import report
-from fa3verify.cli.search import hunt
+from fa3verify.cli.kernels import cases, check, declare, kernels
+from fa3verify.cli.report import atlas, merge, replay, report
+from fa3verify.cli.search import hunt, learn
 from fa3verify.cli.simulate import simulate
 from fa3verify.cli.tune import tune
 from fa3verify.cli.verify import verify

@@ -1,13 +1,60 @@
-"""Verb report: pages again, from their data; two sets of data beside each other; and a folder of runs as a history."""
+"""Verbs replay, report, merge and atlas: what a campaign left is run, drawn, joined or set side by side again."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
+from click.exceptions import Exit
 
 from fa3_reference.rules import require
-from fa3verify.cli.exits import EPILOG, Verb
+from fa3verify.cli.exits import (
+    ENVIRONMENT,
+    EPILOG,
+    FINDING,
+    NOTHING,
+    OK,
+    USAGE,
+    Verb,
+    emit,
+    fail,
+    require_outputs,
+    told_anyhow,
+)
+from fa3verify.cli.options import memory_bytes, output_options, peers_option, pool_options, seed_option
+
+
+@click.command(cls=Verb, epilog=EPILOG)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--kernel", metavar="NAME", help="Run another kernel on the same case.")
+@click.option("--family", metavar="NAME", help="Of an atlas's replay file, the largest case of this family alone.")
+@peers_option
+@click.option(
+    "--activations",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where your own activations are, if not where they were.",
+)
+@click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON.")
+def replay(
+    file: Path, kernel: str | None, family: str | None, activations: Path | None, json_target: str | None
+) -> None:
+    """Run a replay FILE again: exit code 1 if the kernel still breaks its bound or property, 5 if this call alone shows
+    nothing of what was found of the kernel.
+    """
+    from fa3verify.campaign import replay_files
+    from fa3verify.cli import console
+    from fa3verify.commands import replay as replays
+
+    stored = replay_files.read(file)
+    result = replays.run(stored, kernel, activations, family)
+    emit(result._asdict(), json_target)
+    if json_target != "-":
+        console.print_replay(stored, result)
+    raise Exit(FINDING if not result.holds else NOTHING if stored.is_finding_of(kernel) else OK)
+
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -71,3 +118,84 @@ def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tup
         page, sentences = beside.write_pages(out, data, against, chosen)
         return "\n".join((*sentences, str(page)))
     return str(build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data))
+
+
+@click.command(cls=Verb, epilog=EPILOG)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@output_options
+def merge(folders: tuple[Path, ...], **options: Any) -> None:
+    """Judge a campaign whose shards lie in FOLDERS, written by verify --shard; write the report of the whole."""
+    from fa3verify.cli import console
+    from fa3verify.commands import verify
+
+    targets = options["json_target"], options["junit_target"]
+    require_outputs(*targets, options["update_baseline"])
+    settings = verify.Settings((), "quick", 0, options["out"], options["baseline"], options["update_baseline"])
+    run = verify.merge(folders, settings)
+    with told_anyhow(run.exit_code):
+        console.tell(run, settings.out, *targets, options["quiet"])
+
+
+@click.command(cls=Verb, epilog=EPILOG)
+@click.argument("kernels", nargs=-1)
+@peers_option
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/atlas"), show_default=True)
+@click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="quick", show_default=True)
+@seed_option
+@click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
+@click.option(
+    "--check",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Judge nothing: say in one line each what is wrong with an atlas.json that is to be sent.",
+)
+@pool_options
+def atlas(
+    kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, check: Path | None, **options: Any
+) -> None:
+    """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json, its pages and OUT/worst.
+
+    Of each kernel: largest known errors with their inputs and the effort behind them, error bound, RMSE against both
+    references, accumulator loss over long rows, policy, determinism. Kernels that cannot run here are listed with the
+    reason. The report of each is in OUT/campaigns.
+    """
+    if check is not None:
+        from fa3verify.campaign import atlas_check
+        from fa3verify.text import one_line
+
+        lines = atlas_check.mistakes(check)
+        for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
+            click.echo(one_line(f"{check}: {line}"), err=bool(lines))
+        raise Exit(USAGE if lines else OK)
+    from fa3verify.cli import console
+    from fa3verify.commands import publish, verify
+    from fa3verify.known import registry
+
+    known = registry.discover()
+    chosen = tuple(dict.fromkeys(_chosen(kernels, known)))
+    if all(name in known and known[name].unavailable for name in chosen):
+        fail(ENVIRONMENT, f"none of these kernels runs here: {known[chosen[0]].unavailable}")
+    settings = verify.Settings(
+        chosen,
+        profile,
+        seed,
+        out,
+        workers=options["workers"],
+        task_limit_s=options["task_limit"],
+        memory_bytes=memory_bytes(options["memory_limit"]),
+    )
+    made = publish.run(settings, known, console.teller(False), resume=resume)
+    click.echo(out / "atlas.html")
+    judged = [each for each in made.kernels if each.name not in known or not known[each.name].unavailable]
+    raise Exit(OK if all(entry.verdict == "pass" for entry in judged) else FINDING)
+
+
+def _chosen(kernels: tuple[str, ...], known: Any) -> list[str]:
+    """Return the given names, and for a pattern the names that match it; ValueError for a pattern without a match."""
+    names = []
+    for kernel in kernels or ("*",):
+        matching = [name for name in known if fnmatchcase(name, kernel)] if "*" in kernel else [kernel]
+        if not matching:
+            raise ValueError(f"no kernel matches {kernel!r}; fa3verify kernels lists them")
+        names += matching
+    return names
