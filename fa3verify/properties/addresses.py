@@ -8,7 +8,7 @@ channel of V is that of every so many of them, and 0 in between: a row then chec
 
 A row differs from its neighbours in its class, and in the size of Q, which lse shows. All this costs a few passes over
 the operands, so that sizes are limited by the kernel alone. Gradients have operands of their own
-(:mod:`fa3verify.properties.address_gradients`).
+(:mod:`fa3verify.properties.addressed_calls`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fa3verify.properties.bias import BIAS_LAWS
-from fa3verify.properties.bounded import BOUNDED_LAWS
+from fa3verify.properties.bounded import BIAS_LAWS, BOUNDED_LAWS
 from fa3verify.properties.exact import EXACT_LAWS
 from fa3verify.properties.gradients import GRADIENT_LAWS
 from fa3verify.properties.handing import HANDING_LAWS

@@ -1,19 +1,24 @@
-"""The first figure of an atlas's page: bits lost of every kernel by family of inputs, and a sentence about it.
+"""What stands above the tables of an atlas's page: the first figure, kernels beside their twins, and cards of findings.
 
-Bits lost are those of :mod:`fa3verify.judging.bits_lost`: an ideal kernel, which rounds the exact output once, loses 0.
-:mod:`fa3verify.report.atlas_page` shows it above the tables of :mod:`fa3verify.report.atlas_tables`.
+The figure has bits lost of every kernel by family of inputs, and a sentence about it. Bits lost are those of
+:mod:`fa3verify.judging.bits_lost`: an ideal kernel, which rounds the exact output once, loses 0. A pair of a kernel and
+its twin says whether both have the same verdict and bits, and if not, possible reasons. Findings that a page of
+``reports/findings`` explains are one card for each page; other findings are one card for each kernel and symptom.
+:mod:`fa3verify.report.atlas_page` reads the list of these pages and shows everything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from statistics import median
 
+from fa3verify.campaign.findings import SEVERITIES, Finding, clusters, severity, symptoms, why
 from fa3verify.judging import bits_lost
-from fa3verify.report.atlas_tables import Judged, is_side, size_of
-from fa3verify.report.atlas_twins import Twinned
+from fa3verify.report.atlas_tables import Judged, bits, differing, is_side, size_of
 from fa3verify.report.notation import DASH, below_one
 from fa3verify.report.tables import FigureCell
 from fa3verify.text import plural
@@ -132,3 +137,133 @@ def written(bits: float | None) -> str:
     if bits is None or not math.isfinite(bits):
         return DASH if bits is None else NOT_FINITE
     return "0" if bits < 0.05 else f"{bits:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A page that explains findings: which findings of which kernels, and ``because``, the title of their card.
+
+    ``kernels`` are shell patterns of names, ``findings`` of ``WHAT: MESSAGE | CASE``, so that they can name inputs.
+    """
+
+    page: str
+    kernels: tuple[str, ...]
+    findings: tuple[str, ...]
+    because: str
+
+    def explains(self, kernel: str, words: str) -> bool:
+        """Tell whether it explains a finding about a kernel, given as ``WHAT: MESSAGE | CASE``."""
+        named = any(fnmatchcase(kernel, pattern) for pattern in self.kernels)
+        return named and any(fnmatchcase(words, pattern) for pattern in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The first finding of one cause of a kernel, and the number of ``others`` of the same cause.
+
+    ``words`` are ``WHAT: MESSAGE``; ``replay`` is the path of its replay file relative to the page, None without one.
+    """
+
+    row: Judged
+    first: Finding
+    words: str
+    replay: str | None
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One card: a fault, and the findings that show it; ``known`` is the page that explains it, None if none does.
+
+    ``lead`` is the finding that is shown in full: one that can be replayed if possible, and a kernel's before a twin's.
+    """
+
+    anchor: str
+    title: str
+    known: Known | None
+    severity: str
+    lead: Shown
+    found: tuple[Shown, ...]
+
+
+def cards(rows: Sequence[Judged], known: Sequence[Known]) -> list[Card]:
+    """Return the cards of all findings: those without an explaining page first, and the gravest first among each."""
+    grouped: dict[tuple[Known | None, str], list[Shown]] = {}
+    for row in rows:
+        for first, others in clusters(row.findings):
+            shown = Shown(
+                row, first, f"{first.what.told}: {first.message}", first.replay and row.path(first.replay), others
+            )
+            whole = f"{shown.words} | {first.case or ''}"
+            page = next((each for each in known if each.explains(row.entry.name, whole)), None)
+            title = page.because if page else f"{row.label}: {why(symptoms([first])[0])}"
+            grouped.setdefault((page, title), []).append(shown)
+    gravest = list(SEVERITIES)
+    made = []
+    for number, ((page, title), shown) in enumerate(grouped.items(), 1):
+        lead = min(shown, key=lambda x: (x.replay is None, x.row.entry.name.startswith("twin.")))
+        made.append(Card(f"finding-{number}", title, page, severity(lead.first), lead, tuple(shown)))
+    return sorted(made, key=lambda card: (card.known is not None, gravest.index(card.severity)))
+
+
+@dataclass(frozen=True, slots=True)
+class Twinned:
+    """A kernel that was judged, and the row of its twin."""
+
+    kernel: Judged
+    twin: Judged
+
+    @property
+    def mark(self) -> str:
+        """Return ≠ where verdicts or bits differ, = where neither does, and ~ where no bits were compared."""
+        different = differing(self.kernel.entry)
+        if different or self.kernel.entry.verdict != self.twin.entry.verdict:
+            return "≠"
+        return "~" if different is None else "="
+
+    @property
+    def words(self) -> str:
+        """Return the verdicts of both and their different bits in words, then in what the two rows differ."""
+        verdicts = [row.entry.verdict for row in (self.kernel, self.twin)]
+        both = f"kernel {verdicts[0]}, twin {verdicts[1]}; bits unlike the twin's: {bits(self.kernel.entry)}"
+        return f"{both}; {'; '.join(_reasons(self.kernel, self.twin)) or 'no reason known'}"
+
+
+def twin_of(kernel: str) -> str:
+    """Return the name that the twin of a kernel has.
+
+    >>> twin_of("gluon.fp16"), twin_of("flash3.e4m3")
+    ('twin.fp16', 'twin.flash3.e4m3')
+    """
+    return f"twin.{kernel.removeprefix('gluon.')}"
+
+
+def pairs(rows: Sequence[Judged]) -> list[Twinned]:
+    """Return every kernel whose twin is among the rows; a twin judged on several machines is the first of them."""
+    twins = {row.entry.name: row for row in reversed(rows)}
+    return [Twinned(row, twins[name]) for row in rows if (name := twin_of(row.entry.name)) in twins]
+
+
+def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
+    """Yield in words what only the kernel or only its twin has, the most telling first."""
+    for (fact, mine), other in zip(_facts(kernel).items(), _facts(twin).values(), strict=True):
+        for who, alone in (("kernel", mine - other), ("twin", other - mine)):
+            if alone:
+                yield f"only the {who} {fact}{', '.join(sorted(alone)).replace('_', ' ')}"
+    if kernel.version != twin.version:
+        yield f"fa3verify {kernel.version} judged the kernel and {twin.version} the twin"
+    # Numbers of a library's version that a kernel and the text of its twin's version should share.
+    libraries = [row.entry.introduction.identity.version or "" for row in (kernel, twin)]
+    numbers = [set(re.findall(r"\d+(?:\.\d+)+", library)) for library in libraries]
+    if all(numbers) and not numbers[0] & numbers[1]:
+        yield f"the kernel is of {libraries[0]}, the twin a {libraries[1]}"
+
+
+def _facts(row: Judged) -> dict[str, set[str]]:
+    """Return what a kernel raises, declares and does not claim, by the words that a sentence puts before it."""
+    entry = row.entry
+    return {
+        "": {why(symptom) for symptom in symptoms(row.findings) if symptom.severity == "no result"},
+        "declares ": set(entry.introduction.policy),
+        "does not claim ": set(entry.coverage.not_claimed if entry.coverage else ()),
+    }

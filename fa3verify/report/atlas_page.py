@@ -22,8 +22,8 @@ from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json, csv_rows, read_text, stored, write_text
 from fa3verify.judging import bits_lost
-from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
-from fa3verify.report.atlas_cards import Known
+from fa3verify.report import atlas_chart
+from fa3verify.report.atlas_chart import Known
 from fa3verify.report.atlas_tables import Judged, LargestHunted, details, errors, matrices, verdicts
 from fa3verify.report.build import both_pages, stylesheet
 from fa3verify.version import __version__
@@ -230,11 +230,11 @@ def _newest(ran: Iterable[tuple[str, Run, KernelRun]]) -> list[tuple[str, Run, K
 def render(data: Data) -> dict[str, str]:
     """Return the text of both pages by file name; kernels stand in groups of one operation and dtype."""
     rows, absent = judged(data)
-    beside = atlas_twins.pairs(rows)
+    beside = atlas_chart.pairs(rows)
     apart = {id(pair.twin) for pair in beside}
     groups = _grouped(rows)
     shown = {title: [row for row in mine if id(row) not in apart] for title, mine in groups.items()}
-    cards = atlas_cards.cards(rows, data.known)
+    cards = atlas_chart.cards(rows, data.known)
     context = {
         "written": atlas_chart.written,
         "chart": atlas_chart.chart(shown, beside),

@@ -1,7 +1,7 @@
 """The tables of an atlas's page: kernels of one operation and dtype side by side, and the details of each kernel.
 
 :mod:`fa3verify.report.atlas_page` reads the atlases and puts these tables on the page. Its first figure is in
-:mod:`fa3verify.report.atlas_chart`, its findings are in :mod:`fa3verify.report.atlas_cards`, and the tables of a single
+:mod:`fa3verify.report.atlas_chart`, with its findings, and the tables of a single
 run's report in :mod:`fa3verify.report.tables`.
 """
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa3_kernels.faults.package import Rewrite, load
-from fa3_kernels.faults.table import BackwardFault, Fault, QuantizerFault, description, faulty, planted, rewrite
+from fa3_kernels.faults.table import (
+    BackwardFault,
+    Fault,
+    QuantizerFault,
+    Rewrite,
+    description,
+    faulty,
+    load,
+    planted,
+    rewrite,
+)
 from fa3_kernels.twin import forward as sound
 from fa3_reference.problem import AttentionProblem, Operands
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.faults.package import Rewrite, load
+from fa3_kernels.faults.table import Rewrite, load
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.order import Order

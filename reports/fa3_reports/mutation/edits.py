@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
-from fa3_kernels.faults import package
-from fa3_kernels.faults.package import source
+from fa3_kernels.faults import table
+from fa3_kernels.faults.table import source
 
 _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -133,7 +133,7 @@ class _Edit:
 @cache
 def modules() -> tuple[str, ...]:
     """Return the modules of the twin that have arithmetic, in alphabetical order."""
-    return tuple(name for name in package.modules() if name != "compiled")
+    return tuple(name for name in table.modules() if name != "compiled")
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from fa3_kernels.faults.package import load
+from fa3_kernels.faults.table import load
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation.apart import apart
 from fa3_reports.mutation.edits import find

@@ -1,6 +1,6 @@
 """Bugs that released forward kernels have shipped with, planted around or in the twin.
 
-A mistake is a planted fault of the twin, a :class:`~fa3_kernels.faults.package.Rewrite` of its source, or a function of
+A mistake is a planted fault of the twin, a :class:`~fa3_kernels.faults.table.Rewrite` of its source, or a function of
 problem, operands, configuration and the sound twin's run that returns what the mistaken kernel would.
 """
 

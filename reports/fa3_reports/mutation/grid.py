@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.faults.package import Rewrite
-from fa3_kernels.faults.table import Fault
+from fa3_kernels.faults.table import Fault, Rewrite
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme
 from fa3_reports.mutation.apart import apart

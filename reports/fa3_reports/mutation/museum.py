@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.faults.package import Rewrite, load
-from fa3_kernels.faults.table import Fault, faulty
+from fa3_kernels.faults.table import Fault, Rewrite, faulty, load
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation import forward_faults, gradient_faults, schedule_faults
 from fa3_reports.mutation.examine import ALIAS, SEED, Examination, examine, mutant_kernel, tasks_of
@@ -255,7 +254,7 @@ def exhibits() -> tuple[Exhibit, ...]:
 
 def kernel_of_exhibit(exhibit: Exhibit, *, bits: bool) -> Kernel:
     """Return the mistaken kernel of an exhibit that is none of a schedule; in a process of its own (see
-    :func:`fa3_kernels.faults.package.load`).
+    :func:`fa3_kernels.faults.table.load`).
     """
     sound = registry.find(exhibit.kernel)
     plant = exhibit.plant

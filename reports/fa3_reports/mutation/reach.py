@@ -10,7 +10,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from fa3_kernels.faults.package import FOLDER, source
+from fa3_kernels.faults.table import FOLDER, source
 from fa3_reports.mutation.edits import Mutant, modules
 from fa3verify.campaign.plan import judge_cases
 from fa3verify.campaign.profiles import PROFILES, family_cases

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.faults.package import Rewrite
-from fa3_kernels.faults.table import Fault
+from fa3_kernels.faults.table import Fault, Rewrite
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation.forward_faults import Run, fed, posed, where

@@ -15,8 +15,7 @@ from fa3verify import records
 from fa3verify.cli.main import main
 from fa3verify.compare import compare_kernels, compare_over, table
 from fa3verify.compare.axes import AXES, axis_of
-from fa3verify.compare.bits import first_difference
-from fa3verify.compare.run import RECIPES, Compared
+from fa3verify.compare.run import RECIPES, Compared, first_difference
 from fa3verify.compare.table import KERNELS, page
 from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe

@@ -11,7 +11,7 @@ from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
-from fa3verify.properties.address_gradients import addressed_gradients
+from fa3verify.properties.addressed_calls import addressed_gradients
 from fa3verify.properties.addresses import Addressed, addressed
 
 HEADS = {"nheads": 4, "nheads_kv": 2, "head_dim": 64}

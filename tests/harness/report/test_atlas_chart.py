@@ -11,7 +11,7 @@ from fa3verify.campaign.findings import Finding
 from fa3verify.judging.verdict import What
 from fa3verify.kernels.record import Identity
 from fa3verify.known import registry
-from fa3verify.report import atlas_cards, atlas_chart, atlas_twins
+from fa3verify.report import atlas_chart
 from fa3verify.report.atlas_tables import Judged
 from tests.harness.report.test_atlas_page import entry, made_of, pages, stored
 
@@ -36,7 +36,7 @@ def losing(
 
 
 def drawn(*rows: Judged) -> atlas_chart.Chart:
-    return atlas_chart.chart({"Forward, fp16": rows}, atlas_twins.pairs(rows))
+    return atlas_chart.chart({"Forward, fp16": rows}, atlas_chart.pairs(rows))
 
 
 def test_a_kernel_that_rounds_once_loses_no_bits_and_stands_first():
@@ -113,9 +113,9 @@ OTHER = found("L1 error / bound", "observed 2")
 
 
 def test_what_one_page_explains_is_one_card_and_no_finding_is_lost():
-    known = atlas_cards.Known("p.md", ("*",), ("property empty_rows*",), "by design")
+    known = atlas_chart.Known("p.md", ("*",), ("property empty_rows*",), "by design")
     rows = [losing(name, {"normal": 0.0}, findings=(INFINITE, OTHER)) for name in ("twin.flash3.fp16", "flash3.fp16")]
-    cards = atlas_cards.cards(rows, [known])
+    cards = atlas_chart.cards(rows, [known])
     assert [(card.title, card.known is None, len(card.found)) for card in cards] == [
         ("twin.flash3.fp16: beyond its bound", True, 1),
         ("flash3.fp16: beyond its bound", True, 1),
@@ -129,15 +129,15 @@ def test_what_one_page_explains_is_one_card_and_no_finding_is_lost():
 def test_every_twin_of_a_known_kernel_is_found_by_its_name():
     declared = {name: kernel.twin.name for name, kernel in registry.discover().items() if kernel.twin}
     assert len(declared) > 10
-    assert {name: atlas_twins.twin_of(name) for name in declared} == declared
+    assert {name: atlas_chart.twin_of(name) for name in declared} == declared
 
 
-def pair(kernel: dict, twin: dict, *, version: str = "1.0") -> atlas_twins.Twinned:
+def pair(kernel: dict, twin: dict, *, version: str = "1.0") -> atlas_chart.Twinned:
     rows = [
         losing("flash3.fp16", {"normal": 0.0}, **kernel),
         losing("twin.flash3.fp16", {"normal": 0.0}, **twin, version=version),
     ]
-    (made,) = atlas_twins.pairs(rows)
+    (made,) = atlas_chart.pairs(rows)
     return made
 
 

@@ -16,11 +16,11 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.adversary.forward import ISLANDS, UNROUNDED, judge, judge_rounded
 from fa3_reports.adversary.search import island_of
 from fa3verify.search.colony import Environment
-from fa3verify.search.forward.causes import CAUSES, cause_of
 from fa3verify.search.forward.chains import _full_fractions
 from fa3verify.search.forward.colony import ForwardColony, Island, individual
 from fa3verify.search.forward.guide import Guide
 from fa3verify.search.forward.judge import truth_error
+from fa3verify.search.forward.search import CAUSES, cause_of
 from fa3verify.search.forward.surroundings import mutate
 from tests.reference.exact import exact_attention
 

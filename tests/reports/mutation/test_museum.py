@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import pytest
 
-from fa3_kernels.faults.package import Rewrite
+from fa3_kernels.faults.table import Rewrite
 from fa3_reports.mutation import museum
 from fa3_reports.mutation.examine import examine
 

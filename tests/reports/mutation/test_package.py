@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from fa3_kernels.faults import package
+from fa3_kernels.faults import table
 from fa3_kernels.twin import float32, softmax
 from fa3_reports.mutation import edits
 from fa3_reports.mutation.apart import apart
@@ -41,7 +41,7 @@ def test_every_edit_changes_its_statement(module):
 
 def test_idealised_errors_are_not_edited():
     every = [mutant for module in edits.modules() for mutant in edits.mutants(module)]
-    assert "self.ideal" in package.source("arithmetic")
+    assert "self.ideal" in table.source("arithmetic")
     assert not [mutant for mutant in every if "ideal" in mutant.before]
 
 
@@ -49,7 +49,7 @@ def test_a_compiled_loop_of_a_mutant_is_never_the_stored_one():
     assert float32.flushed(SUBNORMAL).tolist() == [0]  # compiles and stores the sound loop
 
     def work():
-        module = import_module(f"{package.load('fa3_mutant', edits.find(JITTED))}.float32")
+        module = import_module(f"{table.load('fa3_mutant', edits.find(JITTED))}.float32")
         yield module.flushed(SUBNORMAL).tolist()
         yield float32.flushed(SUBNORMAL).tolist()
 
@@ -60,7 +60,7 @@ def test_a_compiled_loop_of_a_mutant_is_never_the_stored_one():
 
 def test_only_what_depends_on_the_mutated_module_is_loaded_again():
     def work():
-        alias = package.load("fa3_mutant", edits.find(PLAIN))
+        alias = table.load("fa3_mutant", edits.find(PLAIN))
         forward = import_module(f"{alias}.forward")
         yield forward.softmax is not softmax
         yield forward.float32 is float32
@@ -70,8 +70,8 @@ def test_only_what_depends_on_the_mutated_module_is_loaded_again():
 
 def test_a_process_has_one_mutant():
     def work():
-        package.load("fa3_mutant", edits.find(PLAIN))
-        package.load("fa3_mutant", edits.find(JITTED))
+        table.load("fa3_mutant", edits.find(PLAIN))
+        table.load("fa3_mutant", edits.find(JITTED))
         yield "never"
 
     said = apart(work, 60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa3_kernels.faults.package import Rewrite
+from fa3_kernels.faults.table import Rewrite
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.mutation import museum, uncommon
 from fa3_reports.mutation.examine import examine, found_by
