@@ -21,7 +21,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import BY_DTYPE, ulp
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3verify.known.launches import Given, LaunchOutput
-from fa3verify.operations.ratios import error_ratio
+from fa3verify.operations.operation import error_ratio
 from fa3verify.tensors.convert import to_numpy
 
 EDGE_ROWS = 8  # rows whose bound is computed: it takes ten times as long as their truth

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from fa3_reference.cache import Cache
-from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.scales import QuantScheme, rounding_fields
+from fa3_reference.scales import QuantScheme, can_rotate, rounding_fields
 from fa3_reference.score_term import BROADCAST, KINDS, VALUES, Kind, ScoreTerm
 from fa3verify.cases.case import Case
 from fa3verify.cases.dimensions import (

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fa3verify.cases.tried import spans
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 
 Verdict = Literal["pass", "fail", "question"]
 _MOST_RANGES = 8  # that are written

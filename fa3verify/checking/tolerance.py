@@ -22,8 +22,7 @@ from fa3verify.checking.checked import CheckedRows
 from fa3verify.judging.metrics import bits_differing
 from fa3verify.kernels.calls import run
 from fa3verify.kernels.twins import twin
-from fa3verify.operations.operation import Accumulator
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import Accumulator, error_over_bound
 
 _MOST_QUERIES = 256  # of a call on which faults are planted: the last ones
 _MOST_KEYS = 1000  # the first ones; no multiple of a tile

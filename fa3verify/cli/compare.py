@@ -18,7 +18,7 @@ from fa3verify.cli.options import Options, given_options, group, peers_option, w
 
 if TYPE_CHECKING:
     from fa3verify.campaign.tasks import CallTask
-    from fa3verify.compare.problems import Fields
+    from fa3verify.compare.axes import Fields
 
 Axes = dict[str, list[int | str]]  # values by what changes; an empty list stands for the axis's own values
 PROOF = ("window", "page_size", "max_batch", "max_seqlen_q", "max_seqlen_k", "plan_only")  # options only of --prove
@@ -97,7 +97,7 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
     Exit code 1 if a named kernel differs, with --prove if any call within the limits does; 5 if nothing ran, or the
     plan does not decide.
     """
-    from fa3verify.compare.problems import SIZES
+    from fa3verify.compare.axes import SIZES
 
     out = options["out"]
     require_writable(out and str(out), options["json_target"])

@@ -16,8 +16,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3_reference.quantize import QuantScheme
 from fa3_reference.rules import require
 from fa3verify.cases.case import Case
-from fa3verify.compare.axes import Axis, Pair
-from fa3verify.compare.problems import Fields
+from fa3verify.compare.axes import Axis, Fields, Pair
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import twins
 from fa3verify.kernels.calls import Refused
@@ -192,7 +191,7 @@ def compare_over(
     recipes : tuple of Recipe
         Inputs of every value.
     sizes : mapping, optional
-        Fields of the problem, among :data:`fa3verify.compare.problems.SIZES`, instead of the axis's own; lengths are
+        Fields of the problem, among :data:`fa3verify.compare.axes.SIZES`, instead of the axis's own; lengths are
         those of the compared sequence.
 
     Raises

@@ -12,8 +12,7 @@ from fa3verify.campaign.cover import cover
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, execute
 from fa3verify.cases.space import claimed, head_dims
-from fa3verify.compare.axes import AXES, Axis, axis_of
-from fa3verify.compare.problems import PAIR, Fields
+from fa3verify.compare.axes import AXES, PAIR, Axis, Fields, axis_of
 from fa3verify.compare.run import RECIPES, Compared, compare_kernels, compare_over
 from fa3verify.files import Json, markdown_table
 from fa3verify.kernels.names import KernelName

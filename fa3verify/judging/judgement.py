@@ -26,8 +26,7 @@ from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.twins import Twin
 from fa3verify.operations import Outputs
-from fa3verify.operations.operation import Arrays
-from fa3verify.operations.ratios import error_ratio
+from fa3verify.operations.operation import Arrays, error_ratio
 
 _STATED = ""  # stands for the name of a hypothesis where a kernel states its order
 Enclosure = Mapping[str, tuple[np.ndarray, np.ndarray]]  # smallest and largest possible value, by name of output

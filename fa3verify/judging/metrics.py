@@ -15,7 +15,7 @@ from fa3_reference.formats import FORMATS, round_to, ulp
 from fa3verify import operations
 from fa3verify.judging import bits_lost
 from fa3verify.operations import Operation, Output, Outputs
-from fa3verify.operations.ratios import difference, error_ratio
+from fa3verify.operations.operation import difference, error_ratio
 
 # name -> (unit, meaning), of an operation's main outputs; "seen" is against the truth of the operands the kernel saw,
 # "unrounded" of the original inputs

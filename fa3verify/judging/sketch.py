@@ -17,7 +17,7 @@ import numpy as np
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.cases.tried import spans
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 
 QUERY_ROWS = 8  # query rows in one bin of a profile
 HALF_OCTAVES = 24  # the bin of the histogram that ends at error / bound 1; each bin is a factor of sqrt(2)

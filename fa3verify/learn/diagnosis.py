@@ -14,8 +14,7 @@ from fa3_kernels.plan.order import Order
 from fa3_kernels.twin.forward import forward
 from fa3verify.learn.elimination import Asking, Elimination
 from fa3verify.learn.inputs import ARITHMETIC, SPECIAL
-from fa3verify.learn.launcher import Launcher, Question, differing
-from fa3verify.learn.rows import KEYS
+from fa3verify.learn.launcher import KEYS, Launcher, Question, differing
 from fa3verify.operations.forward import Result
 
 _Suspect = Callable[..., Result]  # an order whose twin is run with a mistake: of a question and ``twin``

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fa3verify.kernels.record import Kernel
-from fa3verify.learn.launcher import LOG2_E, Question
-from fa3verify.learn.rows import Form
+from fa3verify.learn.launcher import LOG2_E, Form, Question
 from fa3verify.learn.structure import Structure
 
 

@@ -24,12 +24,11 @@ from fa3verify.learn import inputs, space
 from fa3verify.learn.diagnosis import mistakes
 from fa3verify.learn.elimination import Asking, Elimination, Step
 from fa3verify.learn.inputs import Subject
-from fa3verify.learn.launcher import Launcher, Question, differing
+from fa3verify.learn.launcher import KEYS, Launcher, Question, differing
 from fa3verify.learn.probes import QUADS, ROW_SUMS, Probes
-from fa3verify.learn.rows import KEYS
 from fa3verify.learn.structure import Structure
 from fa3verify.operations.forward import Result
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 
 OUTPUTS = 1_000_000
 _ROWS = (64, 192)  # queries of fresh launches

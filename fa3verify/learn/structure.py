@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa3verify.learn.rows import KEYS
+from fa3verify.learn.launcher import KEYS
 
 
 @dataclass(frozen=True, slots=True)

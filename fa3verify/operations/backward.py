@@ -26,8 +26,7 @@ from fa3_reference.quantize import Quantized, QuantScheme
 from fa3_reference.score_term import KINDS
 from fa3verify.inputs.loss import readout_dout
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.inputs.serving import draw_served
-from fa3verify.inputs.terms import format_of
+from fa3verify.inputs.terms import draw_served, format_of
 from fa3verify.operations.operation import (
     FEATURES,
     PACKED,

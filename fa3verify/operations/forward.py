@@ -16,12 +16,10 @@ from fa3_kernels.plan.config import Config, Setting, default_config
 from fa3_kernels.plan.families import OURS, traits_of
 from fa3_reference.attention import attention
 from fa3_reference.bounds.model import KernelModel
-from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import Array, AttentionProblem, Dtype, Operands
 from fa3_reference.quantize import Quantized, QuantScheme, prepare
-from fa3_reference.scales import SHARING
-from fa3verify.inputs.serving import draw_served
-from fa3verify.inputs.terms import format_of
+from fa3_reference.scales import SHARING, can_rotate
+from fa3verify.inputs.terms import draw_served, format_of
 from fa3verify.operations.operation import (
     FEATURES,
     SERVED_BLOCKS,

@@ -43,8 +43,8 @@ from fa3verify.operations.operation import (
     Operation,
     Output,
     Outputs,
+    error_ratio,
 )
-from fa3verify.operations.ratios import error_ratio
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.scales import SHARING, Granularity, QuantScheme
+from fa3_reference.scales import SHARING, Granularity, QuantScheme, can_rotate
 from fa3verify.operations.operation import Configure, Descales, Names
 
 

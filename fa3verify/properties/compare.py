@@ -15,7 +15,7 @@ from fa3_reference.problem import AttentionProblem
 from fa3verify.judging.verdict import Seen, ratio_text, value_of
 from fa3verify.kernels.policy import rows_like
 from fa3verify.operations import Outputs
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 from fa3verify.properties.law import Setup, Trial, Untaken, Violation
 
 Found = Iterable[Violation | None]  # the results of a law's comparisons; the first violation counts

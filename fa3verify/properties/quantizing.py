@@ -16,10 +16,9 @@ from fa3_reference.attention import attention
 from fa3_reference.bounds.device import U_FP32
 from fa3_reference.bounds.quantisation import quantization_bound
 from fa3_reference.formats import FORMATS
-from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3_reference.quantize import condition, quantize_qkv
-from fa3_reference.scales import SHARING
+from fa3_reference.scales import SHARING, can_rotate
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
 from fa3verify.properties.compare import Found, close, near_truth, other_bits, same_bits, same_values, summed, within

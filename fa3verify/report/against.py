@@ -25,8 +25,7 @@ from fa3verify.files import Json, write_text
 from fa3verify.judging.family import FamilyRow
 from fa3verify.report import dataset, moved
 from fa3verify.report.build import both_pages
-from fa3verify.report.notation import DASH, count, number
-from fa3verify.report.tables import PageColumn, PageTable, written
+from fa3verify.report.tables import DASH, PageColumn, PageTable, count, number, written
 from fa3verify.text import plural
 
 PAGE = "against.html"

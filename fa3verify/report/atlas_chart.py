@@ -19,8 +19,7 @@ from statistics import median
 from fa3verify.campaign.findings import SEVERITIES, Finding, clusters, severity, symptoms, why
 from fa3verify.judging import bits_lost
 from fa3verify.report.atlas_tables import Judged, bits, differing, is_side, size_of
-from fa3verify.report.notation import DASH, below_one
-from fa3verify.report.tables import FigureCell
+from fa3verify.report.tables import DASH, FigureCell, below_one
 from fa3verify.text import plural
 
 STEPS = (0.1, 0.5, 1.0, 2.0, 4.0)  # bits lost at which the shade of a cell changes

@@ -19,8 +19,7 @@ from fa3verify.campaign.findings import Finding, symptoms, why
 from fa3verify.campaign.run import KernelRun, Loss, Run
 from fa3verify.files import Json
 from fa3verify.judging.family import FamilyRow
-from fa3verify.report.notation import DASH, below_one, count, number, percent, signed
-from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.report.tables import DASH, PageColumn, PageTable, below_one, count, number, percent, signed
 from fa3verify.version import __version__
 
 OUTLIERS = "fa3_outliers"  # the two families whose errors have columns of their own

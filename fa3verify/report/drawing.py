@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from fa3verify.report.notation import number
 from fa3verify.report.svg import attribute
+from fa3verify.report.tables import number
 
 WIDTH = 300
 HEIGHT = 150

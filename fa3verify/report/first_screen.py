@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.cases import tried
-from fa3verify.report.notation import DASH, number
-from fa3verify.report.tables import FigureCell
+from fa3verify.report.tables import DASH, FigureCell, number
 from fa3verify.text import plural
 
 

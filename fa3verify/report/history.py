@@ -9,9 +9,8 @@ from pathlib import Path
 from fa3verify.files import Json, write_text
 from fa3verify.report import dataset
 from fa3verify.report.build import both_pages
-from fa3verify.report.notation import DASH
 from fa3verify.report.svg import colour, new_figure, render, styled
-from fa3verify.report.tables import PageColumn, PageTable, written
+from fa3verify.report.tables import DASH, PageColumn, PageTable, written
 from fa3verify.text import plural
 
 PAGE = "history.html"

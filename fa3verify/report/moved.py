@@ -15,8 +15,7 @@ from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json
 from fa3verify.judging.family import FamilyRow
 from fa3verify.report.atlas_tables import is_side
-from fa3verify.report.notation import DASH, number, ratio
-from fa3verify.report.tables import PageColumn, PageTable, written
+from fa3verify.report.tables import DASH, PageColumn, PageTable, number, ratio, written
 
 FIGURES = (
     "ratio_max",

@@ -17,7 +17,7 @@ from fa3verify.judging.sketch import HALF_OCTAVES, QUERY_ROWS, Bin, Sketch, Wors
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.report import drawing
 from fa3verify.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from fa3verify.report.notation import below_one, number
+from fa3verify.report.tables import below_one, number
 
 _MAP_COLOURS = ("--m0", "--m1", "--m2", "--m3", "--m4", "--m5")  # one for each class of a cell
 _MOST_BARS = 128  # more values are merged

@@ -5,7 +5,7 @@ forward kernels are made of, how they mutate and how they are judged. ``objectiv
 ``grounds`` the places where a kernel is searched, and ``run`` is the verb hunt.
 """
 
-from fa3verify.search.findings import Find, Findings
+from fa3verify.search.climb import Find, Findings
 from fa3verify.search.objectives import Difference, Objective, OverBaseline, Ratio
 from fa3verify.search.run import hunt
 

@@ -26,7 +26,7 @@ from fa3verify.kernels import watch
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import FORWARD
 from fa3verify.properties.trials import LONG, Wanted, small_cases
-from fa3verify.search.findings import Findings
+from fa3verify.search.climb import Findings
 from fa3verify.search.forward.colony import Island
 from fa3verify.search.forward.search import ForwardSearch
 from fa3verify.search.objectives import Objective

@@ -33,7 +33,7 @@ from fa3verify.kernels.policy import freed
 from fa3verify.kernels.record import Kernel
 from fa3verify.known.registry import find
 from fa3verify.operations import FORWARD, Output, Outputs
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 from fa3verify.properties.law import Setup
 from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.forward.colony import ForwardColony

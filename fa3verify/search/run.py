@@ -24,7 +24,7 @@ from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known.libraries import Unavailable
 from fa3verify.records import plain, read
-from fa3verify.search.findings import Find, Findings
+from fa3verify.search.climb import Find, Findings
 from fa3verify.search.grounds import Ground, ground_of, grounds_of, search, value_of
 from fa3verify.search.objectives import Objective, objective_from
 from fa3verify.text import one_line
@@ -69,7 +69,7 @@ def hunt(
 
     Returns
     -------
-    fa3verify.search.findings.Findings
+    fa3verify.search.climb.Findings
         ``found.largest`` is the best input of all, with its figure; None where the kernel took none. A figure is
         infinite where one kernel returns NaN and should not.
 

@@ -17,10 +17,17 @@ from numpy.typing import NDArray
 
 from fa3_reference.attention import as_float64
 from fa3_reference.formats import FORMATS, encode
-from fa3_reference.hadamard import random_signs, rotate
 from fa3_reference.problem import AttentionProblem, Descale, Floats, Operands
 from fa3_reference.rules import require
-from fa3_reference.scales import ROUNDINGS, SHARING, QuantScheme as QuantScheme, Rounding, num_blocks
+from fa3_reference.scales import (
+    ROUNDINGS,
+    SHARING,
+    QuantScheme as QuantScheme,
+    Rounding,
+    num_blocks,
+    random_signs,
+    rotate,
+)
 
 _E4M3 = FORMATS["e4m3"]
 _FP32 = FORMATS["fp32"]

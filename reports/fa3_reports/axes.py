@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from fa3verify.report.notation import number
+from fa3verify.report.tables import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

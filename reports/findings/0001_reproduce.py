@@ -13,7 +13,7 @@ from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands
 from fa3_reference.quantize import QuantScheme, prepare
-from fa3verify.operations.ratios import error_ratio
+from fa3verify.operations.operation import error_ratio
 
 PER_LOG2 = float(1 / np.log2(np.e))  # softmax_scale with which a raw score is in log2 units
 

@@ -24,7 +24,7 @@ from fa3verify.commands.tune import MachineRanking, ScheduleRow
 from fa3verify.commands.verify import ShardRun
 from fa3verify.judging.verdict import What
 from fa3verify.known import registry
-from fa3verify.report import notation
+from fa3verify.report import tables
 
 NUMBERS = {  # three digits, and a power where plain digits would be longer
     0.0: "0",
@@ -52,12 +52,12 @@ NUMBERS = {  # three digits, and a power where plain digits would be longer
 @pytest.mark.parametrize(
     ("write", "wanted"),
     [
-        (notation.number, NUMBERS),
-        (notation.ratio, {0.9499: "0.950", 0.95: "0.950", 0.9996: "0.9996", 1.0499: "1.05", 68.2: "68.2", None: "–"}),
-        (notation.below_one, {0.9994: "0.999", 0.9995: "< 1.00", 0.99999: "< 1.00", 1: "1.00", 1.0001: "1.0001"}),
-        (notation.signed, {0.5: "+0.500", -0.5: "−0.500", 0: "0", None: "–", -math.inf: "−∞"}),
+        (tables.number, NUMBERS),
+        (tables.ratio, {0.9499: "0.950", 0.95: "0.950", 0.9996: "0.9996", 1.0499: "1.05", 68.2: "68.2", None: "–"}),
+        (tables.below_one, {0.9994: "0.999", 0.9995: "< 1.00", 0.99999: "< 1.00", 1: "1.00", 1.0001: "1.0001"}),
+        (tables.signed, {0.5: "+0.500", -0.5: "−0.500", 0: "0", None: "–", -math.inf: "−∞"}),
         (
-            notation.percent,
+            tables.percent,
             {
                 0: "0 %",
                 1: "100 %",
@@ -68,7 +68,7 @@ NUMBERS = {  # three digits, and a power where plain digits would be longer
                 2: "200.0 %",
             },
         ),
-        (notation.count, {999: "999", 1000: "1\u202f000", 1e6: "1\u202f000\u202f000", math.inf: "–", None: "–"}),
+        (tables.count, {999: "999", 1000: "1\u202f000", 1e6: "1\u202f000\u202f000", math.inf: "–", None: "–"}),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

@@ -21,7 +21,7 @@ from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import Dtype
 from fa3_reports.adversary.forward import Twin, TwinSearch, over_bound
 from fa3_reports.adversary.search import islands_of
-from fa3verify.search.findings import Findings
+from fa3verify.search.climb import Findings
 from fa3verify.search.forward.colony import ForwardColony, Island
 from fa3verify.search.forward.judge import Pair
 

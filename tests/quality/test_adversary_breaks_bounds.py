@@ -8,7 +8,7 @@ import pytest
 from fa3_reference.problem import DTYPES
 from fa3_reports.adversary.forward import TwinSearch, over_bound
 from fa3_reports.adversary.search import island_of, islands_of
-from fa3verify.search.findings import Find
+from fa3verify.search.climb import Find
 from fa3verify.search.forward.colony import individual
 from tests.quality.bound_of_0_1_0 import forward_bound as bound_of_0_1_0
 from tests.quality.weighed_bound import weighed_bound

@@ -18,7 +18,7 @@ from fa3verify import check
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.operations.backward import Backward, GradientConfig
 from fa3verify.operations.forward import Forward, ForwardConfig
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 from tests.harness.checking.test_check import said_of
 
 PROBLEMS = (

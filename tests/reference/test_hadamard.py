@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.linalg import hadamard
 
-from fa3_reference.hadamard import random_signs, rotate
+from fa3_reference.scales import random_signs, rotate
 
 U = 2.0**-53
 HEAD_DIMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -14,8 +14,7 @@ from fa3_reference.cache import Cache
 from fa3_reference.rules import require
 from fa3verify.compare.proof.classes import BatchLimits, Enumerated, Stretch, enumerate_calls, with_batches
 from fa3verify.compare.proof.confirm import can_run, confirm, is_little
-from fa3verify.compare.proof.plans import Batch, Change, Lengths, Planner, planner
-from fa3verify.compare.proof.row import RowBits, Rows
+from fa3verify.compare.proof.plans import Batch, Change, Lengths, Planner, RowBits, Rows, planner
 from fa3verify.compare.run import RECIPES, Compared
 from fa3verify.files import Json
 from fa3verify.version import __version__

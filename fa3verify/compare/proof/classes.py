@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.config import Config
-from fa3verify.compare.proof.plans import Batch, Lengths, Planner
-from fa3verify.compare.proof.row import Rows
+from fa3verify.compare.proof.plans import Batch, Lengths, Planner, Rows
 
 MOST_CASES = 6_000  # with more cases, some are left out as soon as two classes are found; a proof of one has all
 _DRAWN = 300  # batches of any number of sequences that are drawn at random

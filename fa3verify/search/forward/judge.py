@@ -21,7 +21,7 @@ from fa3_reference.bounds.forward import ErrorBound
 from fa3_reference.bounds.steps import LOG2_E, rounded_error
 from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, Operands
-from fa3verify.operations.ratios import difference, error_ratio
+from fa3verify.operations.operation import difference, error_ratio
 from fa3verify.search.climb import Ratios
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.guide import Guide

@@ -15,9 +15,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM, require
-from fa3_reference.hadamard import random_signs
 from fa3_reference.rules import is_integer
-from fa3_reference.scales import Rounding as Scale
+from fa3_reference.scales import Rounding as Scale, random_signs
 
 Scope = Literal["block", "head", "query_head"]
 
@@ -54,7 +53,7 @@ class QuantizeOptions:
     subtract_k_mean : bool
         Subtract from k its mean over the tokens of each (sequence, kv head); the result then holds the LSE correction.
     seed : int
-        Seed of the rotation's signs, see :func:`fa3_reference.hadamard.random_signs`.
+        Seed of the rotation's signs, see :func:`fa3_reference.scales.random_signs`.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from fa3verify.campaign.tasks import CallTask, Outcome, execute
 from fa3verify.files import Json
 from fa3verify.operations import FORWARD
 from fa3verify.records import plain, read
-from fa3verify.search.findings import Findings
+from fa3verify.search.climb import Findings
 
 SCHEMA = "fa3verify.adversary/2"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted

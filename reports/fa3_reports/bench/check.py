@@ -29,7 +29,7 @@ from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.results import SampleFigures
 from fa3verify.bench.check import Sample, bits_differing, edges, last_rows, last_tiles, ratio_max
 from fa3verify.known.launches import Given, GivenBackward, LaunchOutput
-from fa3verify.operations.ratios import error_ratio
+from fa3verify.operations.operation import error_ratio
 from fa3verify.tensors.convert import to_numpy
 
 MAX_ROWS = 128  # that are compared where the row tile is not known

@@ -8,8 +8,7 @@ from fa3_reports.device.blocks import Figure, Section, fixed, whole
 from fa3_reports.device.figures import draw_curves
 from fa3_reports.device.kernels import in_order, look
 from fa3_reports.device.source import Source
-from fa3verify.report.notation import number
-from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.report.tables import PageColumn, PageTable, number
 
 
 def section(source: Source) -> Section:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fa3_reports.device.source import MarkdownTable
-from fa3verify.report.notation import DASH, count
-from fa3verify.report.tables import Form, PageColumn, PageTable, written
+from fa3verify.report.tables import DASH, Form, PageColumn, PageTable, count, written
 
 
 def fixed(digits: int) -> Form:

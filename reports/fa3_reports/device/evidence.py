@@ -11,8 +11,7 @@ from fa3_reports.device.blocks import Section, whole
 from fa3_reports.device.kernels import look
 from fa3_reports.device.keys import of_todays_twin
 from fa3_reports.device.source import Row, Source
-from fa3verify.report.notation import percent
-from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.report.tables import PageColumn, PageTable, percent
 
 FORWARD_BITS = "bits/gluon_forward_bits.csv"
 BACKWARD_BITS = "bits/gluon_backward_bits.csv"

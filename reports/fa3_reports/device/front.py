@@ -20,9 +20,8 @@ from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.keys import is_stale, why_stale
 from fa3_reports.device.source import Row, Source
 from fa3_reports.device.speed import Bench, Cell
-from fa3verify.report.notation import number
 from fa3verify.report.svg import SERIES
-from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.report.tables import PageColumn, PageTable, number
 
 PASSES = (("forward", "bf16"), ("forward", "e4m3"), ("backward", "fp16"), ("forward", "fp16"), ("backward", "bf16"))
 OPEN = 3  # of the passes: the other two look like them

@@ -18,7 +18,7 @@ from fa3_reports.bench import results
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Row, Source
 from fa3verify import __version__
-from fa3verify.report.notation import count
+from fa3verify.report.tables import count
 
 MULTIPROCESSORS = 132  # of both GPUs that were measured: experiments that fill a GPU depend on it
 SEVERAL = "of several versions"  # instead of a hash, where each of the runs has its own

@@ -25,8 +25,7 @@ from fa3_simulator.machine import load
 from fa3verify import __version__
 from fa3verify.files import json_text, write_text
 from fa3verify.report.build import both_pages, environment, stylesheet
-from fa3verify.report.notation import count
-from fa3verify.report.tables import PageColumn, PageTable
+from fa3verify.report.tables import PageColumn, PageTable, count
 
 SCHEMA = "fa3verify.device/3"
 TEMPLATES = Path(__file__).with_name("templates")

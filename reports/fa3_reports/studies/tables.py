@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa3verify.report.notation import DASH, count, number, percent, signed
-from fa3verify.report.tables import PageColumn, PageTable, written
+from fa3verify.report.tables import DASH, PageColumn, PageTable, count, number, percent, signed, written
 
 if TYPE_CHECKING:
     import xarray as xr

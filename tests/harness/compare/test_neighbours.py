@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from fa3_kernels.plan.choose import config_of
 from fa3verify.cli.main import main
 from fa3verify.compare import compare_over
-from fa3verify.compare.axes import axis_of
-from fa3verify.compare.problems import LONG, SIZES
+from fa3verify.compare.axes import LONG, SIZES, axis_of
 from fa3verify.compare.run import splits_of
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel

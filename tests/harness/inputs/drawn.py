@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from fa3_reference import scales
-from fa3_reference.hadamard import can_rotate
 from fa3_reference.problem import DTYPES, AttentionProblem, Dtype
-from fa3_reference.scales import Granularity, QuantScheme
+from fa3_reference.scales import Granularity, QuantScheme, can_rotate
 from fa3verify.files import Json
 from fa3verify.inputs import activations
 from fa3verify.inputs.recipe import Recipe

@@ -23,8 +23,8 @@ from fa3verify.inputs.recipe import (
     Edit,
     Recipe,
 )
-from fa3verify.inputs.serving import SINKS_OVER_LSE, draw_served
 from fa3verify.inputs.strategies import recipes
+from fa3verify.inputs.terms import SINKS_OVER_LSE, draw_served
 from tests.harness.inputs.drawn import Limits, cases
 
 FEW = settings(derandomize=True, database=None, deadline=None, max_examples=30)

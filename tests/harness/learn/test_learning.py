@@ -21,10 +21,9 @@ from fa3verify.kernels.sizes import Sizes
 from fa3verify.known import registry
 from fa3verify.learn import Learned, inputs, learn
 from fa3verify.learn.elimination import Step
-from fa3verify.learn.launcher import Launcher
+from fa3verify.learn.launcher import Form, Launcher
 from fa3verify.learn.learner import _lone_key
 from fa3verify.learn.probes import Probes, _triples
-from fa3verify.learn.rows import Form
 from fa3verify.learn.structure import Structure
 from fa3verify.operations.forward import Result
 from fa3verify.search.grounds import grounds_of

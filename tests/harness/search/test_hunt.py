@@ -23,7 +23,7 @@ from fa3verify.judging.judgement import judge
 from fa3verify.kernels.functions import array_kernel
 from fa3verify.known.registry import find
 from fa3verify.search import Difference, OverBaseline, Ratio, hunt
-from fa3verify.search.findings import Findings
+from fa3verify.search.climb import Findings
 from fa3verify.search.forward.colony import ForwardColony
 from fa3verify.search.forward.judge import truth_error
 from fa3verify.search.grounds import grounds_of, value_of

@@ -21,7 +21,7 @@ from fa3_reference.formats import FORMATS, encode
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3verify import operations
 from fa3verify.inputs.recipe import FAMILIES, Recipe
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 from tests.sampling import sampled
 
 NAMES = tuple(family.name for family in FAMILIES if family.name != "activations")

@@ -13,7 +13,7 @@ from fa3_reports.bench_rows import read_rows
 from fa3_reports.device import keys
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Source
-from fa3verify.report.notation import count
+from fa3verify.report.tables import count
 
 BITS = Path(__file__).parents[3] / "reports" / "h100" / "bits"
 SCHEDULES = BITS.parents[1] / "h200" / "simulator" / "schedules_2k_8k_fp16" / "bench.jsonl"

@@ -17,7 +17,7 @@ from fa3_reference.bounds.backward import backward_bound
 from fa3_reports.adversary.gradients.colony import GENES, ISLANDS, GradientColony, GradientIsland, individual
 from fa3_reports.adversary.gradients.execution import GRADIENTS, execute
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
-from fa3verify.operations.ratios import error_over_bound
+from fa3verify.operations.operation import error_over_bound
 from fa3verify.search.climb import Judge, Ratios, Search
 from fa3verify.search.colony import Place
 

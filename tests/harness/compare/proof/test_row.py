@@ -9,7 +9,7 @@ import pytest
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.problem import AttentionProblem
-from fa3verify.compare.proof.row import RowBits, bits_of_rows
+from fa3verify.compare.proof.plans import RowBits, bits_of_rows
 from fa3verify.compare.run import call_of, first_difference
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.known.registry import find
