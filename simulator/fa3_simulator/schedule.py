@@ -18,8 +18,7 @@ ELEMENTS_PER_CHUNK = 4  # elements of a lane, between which another warp may hav
 OTHER_REGISTERS = 24  # registers of a thread for addresses and loop state
 COPY_BYTES = 16  # what one thread copies by one cp.async
 COPIES = 8  # groups of cp.async that are told apart
-MMA_RATE = 0.62  # of mma.sync, as a share of the rate of wgmma; assumed
-ARRIVAL_CYCLES = 0.6  # of each further thread that arrives at one mbarrier; assumed
+MMA_RATE = 0.664  # of mma.sync, as a share of the rate of wgmma: reports/h200/schedules/microbench.csv
 Barrier = Mbarrier | NamedBarrier
 Slots = Slot | Sequence[Slot]
 
@@ -102,20 +101,13 @@ class Warps(PlacedStream):
         self.wait(stage.full, stage.use // ring.stages)
         return stage
 
-    def release(self, stage: Stage, threads: int = 1) -> None:
-        """Hand a stage back (``consumer_release``); ``threads`` of the warps arrive, see :meth:`arrive`."""
-        self._arrivals(threads)
+    def release(self, stage: Stage) -> None:
+        """Hand a stage back (``consumer_release``).
+
+        An mbarrier that counts all threads of a warpgroup is described as one that counts the warpgroup: their arrivals
+        take no longer (reports/h200/schedules/microbench.csv: less than 0.02 cycles each).
+        """
         self.hand_back(stage.empty)
-
-    def arrive(self, barrier: Mbarrier, threads: int = 1) -> None:
-        """Arrive at an mbarrier. Where ``threads`` of these warps arrive each by itself, that takes longer; the barrier
-        is described as one that counts them once."""
-        self._arrivals(threads)
-        super(Warps, self).arrive(barrier)
-
-    def _arrivals(self, threads: int) -> None:
-        if threads > 1:
-            self.work(Work("mbarrier arrivals", 1, stall=round(ARRIVAL_CYCLES * (threads - 1))))
 
     def tma_load(
         self, to: Stage | Mbarrier, slots: Slots | None = None, *, far: bool = False, multicast: int = 1

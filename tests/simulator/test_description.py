@@ -193,17 +193,6 @@ def test_long_tiles_are_extrapolated_as_they_are_simulated() -> None:
     assert found.estimate.cta_cycles == pytest.approx(exact, rel=0.005)
 
 
-def test_threads_that_arrive_each_by_itself_take_longer() -> None:
-    def arrivals(cta, tiles, *, threads=1):
-        c = cta.warpgroup("warps")
-        barrier = cta.mbarrier("done")
-        c.arrive(barrier, threads)
-
-    work = kernel(arrivals)(threads=128).program([1]).works
-    assert work[0].stall > 0
-    assert not kernel(arrivals)().program([1]).works
-
-
 def test_vector_work_counts_for_each_element_or_in_all() -> None:
     def vectors(cta, tiles):
         c = cta.warpgroup("warps")
