@@ -134,6 +134,6 @@ def _tables(
         np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 6),
         np.array([_work(w, machine, under_wgmma=False) for w in works], np.int64).reshape(-1, 1 + HOLD),
         np.array([_work(w, machine, under_wgmma=True) for w in works], np.int64).reshape(-1, 1 + HOLD),
-        np.array([tick(machine[name]) for name in delays], np.int64),
+        np.array([tick(machine[name] * (clock / 1000 if name.endswith("_ns") else 1)) for name in delays], np.int64),
         np.array(scalars, np.int64),
     )

@@ -17,7 +17,7 @@ from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Op, Pla
 ELEMENTS_PER_CHUNK = 4  # elements of a lane, between which another warp may have a pipe
 OTHER_REGISTERS = 24  # registers of a thread for addresses and loop state
 COPY_BYTES = 16  # what one thread copies by one cp.async
-COPIES = 8  # groups of cp.async that are told apart
+COPIES = 32  # groups of cp.async that are told apart
 MMA_RATE = 0.664  # of mma.sync, as a share of the rate of wgmma: reports/h200/schedules/microbench.csv
 Barrier = Mbarrier | NamedBarrier
 Slots = Slot | Sequence[Slot]

@@ -180,7 +180,12 @@ KEYS = (  # the first that fits
     ),
     Key(("timelines/*.stamps.csv",), _stamps, "our kernels wrote stamps; the hash stands in the file"),
     Key(
-        ("microbench/microbench.csv", "microbench/sharing.csv", "microbench/launch_moves.csv"),
+        (
+            "microbench/microbench.csv",
+            "microbench/sharing.csv",
+            "microbench/launch_moves.csv",
+            "schedules/microbench.csv",
+        ),
         _ptx,
         "each row has the hash of the PTX that ran",
     ),
@@ -224,6 +229,11 @@ KEYS = (  # the first that fits
         ("accumulator_loss/peers.csv",),
         _constant,
         "one run of other people's kernels, at head_dim 64 with 4 heads and 256 queries; no kernel of ours was run",
+    ),
+    Key(
+        ("schedules/clocked.csv", "schedules/facts.json"),
+        _constant,
+        "other people's kernels, of which the list names repository and commit; no kernel of ours was run",
     ),
     Key(("findings/0006_low_lse.csv",), _constant, "gradients of libraries of a stated version, judged by float64"),
     Key(
