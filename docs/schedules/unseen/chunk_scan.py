@@ -93,8 +93,11 @@ def chunk_scan(cta, tiles, *, bm=128, bn=64, bk=32, stages=4, state=128, in_flig
         c.cp_async([out])
         c.cp_async_wait(0)
         c.read(acc)
-        for _ in range(4):  # X to the layout of Y, through shared memory in four pieces
-            c.bar_sync(sync)
+        c.bar_sync(sync)
+        c.read(out)
+        for piece in range(4):  # X to the layout of Y, through shared memory in four pieces
+            if piece:
+                c.bar_sync(sync)
             c.vector("D X, Y to bf16", alu=26, fma=39, convert=8, other=20, smem_bytes=bm * bn * 2)
             c.bar_sync(sync)
         c.global_store(bm * bn * 2)
