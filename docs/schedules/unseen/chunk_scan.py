@@ -2,7 +2,7 @@
 
 https://github.com/state-spaces/mamba at e9594ce1c732d97440f0332fdc43170a2294dbfa,
 mamba_ssm/ops/triton/ssd_chunk_scan.py: _chunk_scan_fwd_kernel, as triton 3.6 compiles it for sm_90a with tiles of
-128 x 64 x 32 (the defaults) and of 128 x 64 x 64 (--set bk=64 --set in_flight=3 --set registers=250); both 4 stages, 4 warps.
+128 x 64 x 32 (the defaults) and of 128 x 64 x 64 (--set bk=64 --set registers=250); both have 4 stages and 4 warps.
 
 Instructions: 591 in the loop with bk = 32, 925 in front, 388 behind; 1085, 1166 and 413 with bk = 64. Those of the loop
 are written as so many for each of the elements of CB that a thread has, and so many more, which is the line through
@@ -23,7 +23,7 @@ def latency(c):
 
 
 @kernel
-def chunk_scan(cta, tiles, *, bm=128, bn=64, bk=32, stages=4, state=128, in_flight=1, registers=179):
+def chunk_scan(cta, tiles, *, bm=128, bn=64, bk=32, stages=4, state=128, registers=179):
     c_, s_ = cta.smem("C", bm * state * 2), cta.smem("S", bn * state * 2)
     cb = [cta.smem(f"CB{i}", bm * bk * 4) for i in range(stages - 1)]
     da = [cta.smem(f"dA{i}", bk * 4) for i in range(stages - 1)]
@@ -82,7 +82,7 @@ def chunk_scan(cta, tiles, *, bm=128, bn=64, bk=32, stages=4, state=128, in_flig
             c.vector("masks, descriptors, layout of A", alu=10, fma=4, other=18)
             for _ in range(bk // 16):
                 c.wgmma("P X", a=None, b=x[block % stages], acc=acc, m=bm, n=bn, k=16)
-                c.wgmma_wait(in_flight)
+                c.wgmma_wait(bk // 16 - 1)
             c.vector("addresses of the next", alu=21, fma=8, other=16)
             copy_cb(block + stages - 1, tile.blocks)
             c.bar_sync(sync)

@@ -3,9 +3,9 @@
 https://github.com/ModelTC/lightllm at fc72ffab9a3455cfb571f22d45ab777cc29de0de, in lightllm/models/llama/triton_kernel:
 gqa_flash_decoding_stage1.py (decode) and gqa_flash_decoding_stage2.py (merge), as triton 3.6 compiles them for sm_90a.
 
-Two warps, each a stream: 8 of 16 keys for Q K^T, 64 of 128 columns for P V. K and V have one buffer each, of which a warp
-copies half. Instructions of stage 1: 256 in the loop, 251 in front and 349 behind; ldmatrix and mma.sync are left to
-mma_sync, and a copy's own three issue slots to cp_async. Of stage 2: 93 for four parts, of which the loads are together.
+Two warps, each a stream: 8 of 16 keys for Q K^T, 64 of 128 columns for P V. K and V have one buffer each, of which a
+warp copies half. Instructions of stage 1: 256 in the loop, 251 in front and 349 behind; ldmatrix and mma.sync are left
+to mma_sync, and a copy's own three issue slots to cp_async. Of stage 2: 93 for four parts, whose loads are together.
 Words that are missing: ld.global to registers (lengths, indices, Q, results of stage 1), which is the latency of L2
 (Q: a cp.async); the latency of the exchange of maxima and sums through shared memory. Ten CTAs fit an SM by registers
 and are stated, as occupancy=0 gives two: it counts 128 threads for a warp. O has bytes of its own behind the loop,
