@@ -7,9 +7,9 @@ Two warps, each a stream: 8 of 16 keys for Q K^T, 64 of 128 columns for P V. K a
 warp copies half. Instructions of stage 1: 256 in the loop, 251 in front and 349 behind; ldmatrix and mma.sync are left
 to mma_sync, and a copy's own three issue slots to cp_async. Of stage 2: 93 for four parts, whose loads are together.
 Words that are missing: ld.global to registers (lengths, indices, Q, results of stage 1), which is the latency of L2
-(Q: a cp.async); the latency of the exchange of maxima and sums through shared memory. Ten CTAs fit an SM by registers
-and are stated, as occupancy=0 gives two: it counts 128 threads for a warp. O has bytes of its own behind the loop,
-where the kernel uses those of K: as tiles follow one another here, simulate would call that a race.
+(Q: a cp.async); the latency of the exchange through shared memory. Ten CTAs fit an SM by registers and are stated, as a
+stream of one warp is counted as four: 128 threads, and its instructions on each of the four schedulers. So they are
+divided by four here, but for shuffles, which are latency. O has bytes of its own, where the kernel uses those of K.
 """
 
 from fa3verify.schedule import Launch, kernel
@@ -23,10 +23,9 @@ def latency(c):
 
 @kernel
 def decode(cta, tiles, *, bn=16, d=128, registers=96):
-    half = bn * d  # bytes of half a buffer
     q = [cta.smem(f"Q{w}", 16 * d) for w in range(2)]
-    k = [cta.smem(f"K{w}", half) for w in range(2)]
-    v = [cta.smem(f"V{w}", half) for w in range(2)]
+    k = [cta.smem(f"K{w}", bn * d) for w in range(2)]
+    v = [cta.smem(f"V{w}", bn * d) for w in range(2)]
     p = [cta.smem(f"P{w}", 16 * bn) for w in range(2)]
     top = [cta.smem(f"max{w}", 64) for w in range(2)]
     total = [cta.smem(f"sum{w}", 64) for w in range(2)]
@@ -34,57 +33,59 @@ def decode(cta, tiles, *, bn=16, d=128, registers=96):
     sync = cta.named_barrier("syncthreads", 64, identity=0)
 
     def warp(c, w):
+        def vector(name, shuffle=0, smem_bytes=0, **counts):
+            c.vector(name, shuffle=shuffle, smem_bytes=smem_bytes, **{pipe: n / 4 for pipe, n in counts.items()})
+
         s = c.fragment("S", bn // 2, rows=16)
         acc = c.fragment("O", d // 2, rows=16)
 
         def exchange(what):
             c.write(what[w])
             c.bar_sync(sync)
-            c.read(what[0])
-            c.read(what[1])
-            c.vector("of both warps", shuffle=1, other=3, alu=2)
+            for of_warp in what:
+                c.read(of_warp)
+            vector("of both warps", shuffle=1, other=3, alu=2)
             c.bar_sync(sync)
 
         def copy():  # Indices are loaded first, and waited for.
-            c.vector("indices", alu=8, fma=6, other=8)
+            vector("indices", alu=8, fma=6, other=8)
             latency(c)
-            c.vector("addresses of K and V", alu=14, fma=9, other=3)
+            vector("addresses of K and V", alu=14, fma=9, other=3)
             c.cp_async([k[w]], far=True)
             c.cp_async([v[w]], far=True)
 
         for tile in tiles:
-            c.vector("length and request", alu=40, fma=16, other=40)
+            vector("length and request", alu=40, fma=16, other=40)
             latency(c)
             c.cp_async([q[w]])
             c.cp_async_wait(0)
-            c.vector("Q to shared memory", alu=30, fma=10, other=40, smem_bytes=16 * d)
+            vector("Q to shared memory", alu=30, fma=10, other=40, smem_bytes=16 * d)
             copy()
             for block in range(tile.blocks):
                 c.cp_async_wait(0)
                 c.bar_sync(sync)
                 c.mma_sync("Q K", acc=s, m=16, n=bn // 2, k=d, reads=[*q, *k])
                 c.read(s)
-                c.vector("scale, bounds, row max", alu=16, fma=6, shuffle=4, other=2)
+                vector("scale, bounds, row max", alu=16, fma=6, shuffle=4, other=2)
                 exchange(top)
-                c.vector("exp, row sum", alu=12, fma=29, mufu=6, convert=2, shuffle=2, other=4)
+                vector("exp, row sum", alu=16, fma=31, mufu=6, convert=2, shuffle=2, other=10)
                 c.bar_sync(sync)
                 c.write(p[w])
                 c.bar_sync(sync)
-                c.vector("rescale O", fma=32, shuffle=2)
+                vector("rescale O", fma=32, shuffle=2)
                 c.bar_sync(sync)
                 c.mma_sync("P V", acc=acc, m=16, n=d // 2, k=bn, reads=[*p, *v])
                 exchange(total)
-                c.vector("sums", alu=4, fma=2, other=6)
                 if block + 1 < tile.blocks:
                     copy()
             c.read(acc)
             c.bar_sync(sync)
-            c.vector("O / sum, logarithm", alu=67, fma=150, mufu=2, convert=2, shuffle=2, other=20, smem_bytes=16 * d)
+            vector("O / sum, logarithm", alu=67, fma=150, mufu=2, convert=2, shuffle=2, other=20, smem_bytes=16 * d)
             c.write(out[w])
             c.bar_sync(sync)
-            c.read(out[0])
-            c.read(out[1])
-            c.vector("rows of mid", alu=40, fma=30, other=16, smem_bytes=16 * d)
+            for rows in out:
+                c.read(rows)
+            vector("rows of mid", alu=40, fma=30, other=16, smem_bytes=16 * d)
             c.global_store(4 * d * 4 // 2)
 
     for w in range(2):
@@ -93,9 +94,8 @@ def decode(cta, tiles, *, bn=16, d=128, registers=96):
 
 @decode.launch
 def launch(batch=8, keys=8192, heads=32, kv_heads=8, *, bn, d):
-    part = 128
-    mid = batch * heads * (keys // part + 1) * d
-    tiles = [part // bn] * (batch * kv_heads * (keys // part))
+    mid = batch * heads * (keys // 128 + 1) * d
+    tiles = [128 // bn] * (batch * kv_heads * (keys // 128))
     moved = 4 * batch * keys * kv_heads * d + 4 * mid
     flops = 4 * batch * heads * keys * d
     return Launch(tiles, flops=flops, hbm_bytes=moved, persistent=False, occupancy=65536 // (96 * 64))
@@ -105,7 +105,7 @@ def launch(batch=8, keys=8192, heads=32, kv_heads=8, *, bn, d):
 def merge(cta, tiles, *, registers=30):
     c = cta.warpgroup("warps", registers=registers)
     for tile in tiles:
-        c.vector("addresses", alu=34, fma=9, other=27)
+        c.vector("addresses", alu=34, fma=16, mufu=2, other=27)
         latency(c)
         for _ in range(tile.blocks // 4):
             latency(c)
