@@ -37,7 +37,7 @@ def sgemm(cta, tiles, *, bm=128, bn=128, bk=16, registers=196, bulk_copies=128, 
 
     def multiply(block, in_flight):
         c.cp_async_wait(in_flight)
-        c.arrive(barriers[block % 2], threads=128)
+        c.arrive(barriers[block % 2])
         c.wait(barriers[block % 2], block // 2 % 2)
         c.read(a[block % 2])
         c.read(b[block % 2])
