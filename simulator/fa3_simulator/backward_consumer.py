@@ -106,7 +106,7 @@ class BackwardResources:
         # The first identities of named barriers are taken: by Triton's partitions, which have five, or else by one
         # barrier for each consumer.
         first = 5 if s.is_ours else 1 + s.consumers
-        self.own = [NamedBarrier(f"warpgroup {w}", w + (w > 0), WARPGROUP_THREADS) for w in each]
+        self.own = [NamedBarrier(f"warps[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each]
         self.both = NamedBarrier("all warpgroups", first, WARPGROUP_THREADS * s.consumers)
         self.kv_empty = NamedBarrier("kv_empty", first + 1, slot_threads(s.consumers))
         self.q_empty = emptied("q", s.num_stages, s, first + 2)
@@ -114,7 +114,7 @@ class BackwardResources:
         names = count(first + 2 + (s.num_stages + s.dout_stages) * s.traits.named_rings)
         if s.dq == "tma warp":
             self.dq_full, self.dq_empty = (
-                [NamedBarrier(f"{name}.{w}", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]
+                [NamedBarrier(f"{name}[{w}]", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]
                 for name in ("dq_full", "dq_empty")
             )
         if s.splits_roles:

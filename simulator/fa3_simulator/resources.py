@@ -90,13 +90,13 @@ class Resources:
             "q": emptied("q", q_stages, s, first + 2 * stages),
         }
         self.turn = tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in each)
-        self.epilogue = tuple(NamedBarrier(f"epilogue[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each)
+        self.epilogue = tuple(NamedBarrier(f"warps[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each)
         if not s.warp_specialized:  # the only barrier that such a kernel has
-            self.epilogue = (NamedBarrier("cta", 0, WARPGROUP_THREADS * s.consumers),) * s.consumers
-        self.producer = NamedBarrier("producer", 1 + s.consumers, WARPGROUP_THREADS)  # over the warps that transpose
+            self.epilogue = (NamedBarrier("all warps", 0, WARPGROUP_THREADS * s.consumers),) * s.consumers
+        self.producer = NamedBarrier("warps of the producer", 1 + s.consumers, WARPGROUP_THREADS)  # over the warps that transpose
         self.stored = Mbarrier("o_stored", 1)  # O has left V's memory
         # over all consumers: when all have read V, and again when O of each is in V's memory
-        self.together = NamedBarrier("epilogue", 1, WARPGROUP_THREADS * s.consumers)
+        self.together = NamedBarrier("all consumers", 1, WARPGROUP_THREADS * s.consumers)
 
 
 resources_of = lru_cache(maxsize=64)(Resources)

@@ -139,7 +139,7 @@ class Warps(PlacedStream):
             self.uses["cp.async", "wait"] = group + 1
 
     def _copied(self, group: int) -> Mbarrier:
-        return Mbarrier(f"cp.async group {group % COPIES} of {self.name}{self.life}", 1)
+        return Mbarrier(f"cp.async[{group % COPIES}] of {self.name}{self.life}", 1)
 
     def wgmma(
         self,

@@ -21,7 +21,7 @@ from fa3_simulator.cta import EXACT_BLOCKS, TimedCta, kernel_of
 from fa3_simulator.forward import Forward, forward
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
-from fa3_simulator.overlap import measure
+from fa3_simulator.overlap import ledger, measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import lower_bound, roofline
 from fa3_simulator.run import (
@@ -128,6 +128,20 @@ def test_the_ledger_sums_to_the_idle_tensor_ticks(schedule: Config) -> None:
 
 
 @each_schedule
+def test_causes_of_idle_ticks_are_in_the_programs_own_words_and_the_largest_comes_first(schedule: Config) -> None:
+    program = forward(schedule, [TileBlocks(9, 1), TileBlocks(4)])
+    found = ledger(program, engine.simulate(program, costs(program, H200), records=True))
+    names = {barrier.name.split("[")[0] for barrier in (*program.mbarriers, *program.named_barriers)}
+    barriers = {f"{verb} {name}" for verb in ("wait", "load") for name in names}
+    delays = {name.removesuffix("_cycles").replace("_", " ") for name in program.delays}
+    of_wgmma = {"multiply-adds", "prologue", "epilogue", "wgmma latency", "issue", "operand fetch"}
+    works = {work.name for work in program.works} | {"store", "wait store"}
+    assert found.keys() <= barriers | delays | of_wgmma | works
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert {"wait k_full", "epilogue"} <= found.keys()
+
+
+@each_schedule
 def test_a_steady_state_is_affine_in_blocks(schedule: Config) -> None:
     a, b, c = (cycles(schedule, [TileBlocks(n)]) for n in (12, 24, 48))
     assert (c - b) / 24 == pytest.approx((b - a) / 12, rel=0.01)
@@ -174,7 +188,7 @@ SOFTMAX = [*MAXIMA, "exp2 and rescale O", "last sums"]
 def test_promoted_e4m3_at_head_dim_256_has_two_gemms_in_flight() -> None:
     """Each part of P V, then the scores in two pieces, is started when the part before the last one has been added."""
     promoted = Config(dtype="e4m3", head_dim=256, promotion_interval=128)
-    added, scores = ["wait wgmma", "add P V"], ["warp_skew_cycles", "wait epilogue", "wait k_full", "issue Q K^T"]
+    added, scores = ["wait wgmma", "add P V"], ["warp_skew_cycles", "wait warps", "wait k_full", "issue Q K^T"]
     assert step_of(promoted) == [
         *SOFTMAX,
         "wait v_ready",

@@ -103,8 +103,8 @@ def without_a_second_slot(program: Program) -> Program:
 
 def unmet(program: Program) -> Program:
     """O of one consumer goes to V's memory while the other may still read V: hopper/epilogue_fwd.hpp has a barrier."""
-    program = dropped(program, "consumer 0", "wait epilogue")
-    return dropped(program, "consumer 1", "wait epilogue", slice(0, None, 2))  # of each tile the first of two
+    program = dropped(program, "consumer 0", "wait all consumers")
+    return dropped(program, "consumer 1", "wait all consumers", slice(0, None, 2))  # of each tile the first of two
 
 
 def two_of_three() -> Program:
@@ -113,8 +113,8 @@ def two_of_three() -> Program:
     some = NamedBarrier("two consumers", 15, 256)
     grown = replace(program, named_barriers=(*program.named_barriers, some))
     for name in ("consumer 0", "consumer 1") * len(TILES):
-        grown = replaced(grown, name, "wait epilogue", 0, x=len(program.named_barriers))
-    return dropped(grown, "consumer 2", "wait epilogue", slice(0, None, 2))
+        grown = replaced(grown, name, "wait all consumers", 0, x=len(program.named_barriers))
+    return dropped(grown, "consumer 2", "wait all consumers", slice(0, None, 2))
 
 
 def written_first(**changes) -> Program:
@@ -122,7 +122,7 @@ def written_first(**changes) -> Program:
     program = flash3(**changes)
     for name in ("consumer 0", "consumer 1"):
         for which in range(len(TILES)):
-            program = moved(program, name, "write out", "wait epilogue", which)
+            program = moved(program, name, "write out", "wait all consumers", which)
     return program
 
 
@@ -141,7 +141,7 @@ def other_trip_count(name: str, changes: dict) -> Program:
 def shared_identity() -> Program:
     program = gluon()
     turn = next(b.identity for b in program.named_barriers if b.name == "turn[1]")
-    barriers = [b._replace(identity=turn) if b.name == "epilogue[0]" else b for b in program.named_barriers]
+    barriers = [b._replace(identity=turn) if b.name == "warps[0]" else b for b in program.named_barriers]
     return replace(program, named_barriers=tuple(barriers))
 
 
@@ -216,8 +216,8 @@ def wrong_parity() -> Program:
 
 # (museum row, what is wrong, the program)
 PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
-    (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait epilogue")),
-    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait epilogue", 3)),
+    (33, "no barrier between writing O and its TMA store", lambda: dropped(gluon(), "consumer 0", "wait warps")),
+    (34, "no such barrier in one tile only", lambda: dropped(flash3(), "consumer 1", "wait all consumers", 3)),
     (
         35,
         "a consumer sees an uninitialised mbarrier",
@@ -296,11 +296,11 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     ),
     (46, "dQ is computed from half of dS", lambda: dropped(gradients(), "consumer 1", "wait all warpgroups", 1)),
     (46, "dS is overwritten while dQ reads it", lambda: without_a_second_slot(gradients(ds_stages=1))),
-    (46, "the dQ warp adds what is not there yet", lambda: dropped(upstream(128), "dQ warp", "wait dq_full.1", 2)),
+    (46, "the dQ warp adds what is not there yet", lambda: dropped(upstream(128), "dQ warp", "wait dq_full[1]", 2)),
     (
         46,
         "dQ is staged while the warp still adds the one before",
-        lambda: dropped(upstream(128), "consumer 1", "wait dq_empty.1", 2),
+        lambda: dropped(upstream(128), "consumer 1", "wait dq_empty[1]", 2),
     ),
     (46, "the dQ warp hands back a buffer that it reads", lambda: dropped(upstream(128), "dQ warp", "wait store")),
     (46, "P is read by wgmma without a proxy fence", lambda: dropped(upstream(256), "consumer 0", "fence")),
