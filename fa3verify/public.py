@@ -308,7 +308,7 @@ def simulate(
     """
     from fa3_simulator import backward_choice, forward_choice
     from fa3_simulator.machine import load
-    from fa3_simulator.run import estimate, launched
+    from fa3_simulator.run import estimate
     from fa3_simulator.tune import check_fits
 
     machine = load(machine) if isinstance(machine, str) else machine
@@ -317,7 +317,7 @@ def simulate(
     else:
         config = forward_choice.schedule_for(problem, family, tile=tile, pack_gqa=pack_gqa, **switches)
     check_fits(config, machine)
-    return estimate(problem, launched(problem, config), machine, clock_mhz)
+    return estimate(problem, config, machine, clock_mhz)
 
 
 def tune(

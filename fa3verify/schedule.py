@@ -3,7 +3,8 @@
 See ``docs/schedule.md``.
 """
 
-from fa3_simulator.description import Description, Launch, Schedule, kernel
+from fa3_simulator.description import Description, Schedule, kernel
+from fa3_simulator.launch import Launch
 from fa3_simulator.schedule import Cta, Ring, Stage, Warps
 from fa3_simulator.schedules import TileBlocks
 

@@ -16,7 +16,8 @@ from fa3_kernels.gluon.launch import forward
 from fa3_kernels.plan.families import OURS
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.run import flops, in_words
+from fa3_simulator.launch import flops
+from fa3_simulator.run import in_words
 from fa3verify.bench import check, graphs
 from fa3verify.files import Json
 from fa3verify.known import launches, peer_kernels

@@ -245,26 +245,21 @@ def _figures(
     ``found`` is the estimate of the whole launch and ``traced`` one CTA of it. The closed form, the merging of parts
     and the hidden softmax are figures of a forward only; a backward has the cycles of its main kernel instead.
     """
-    from fa3_kernels.plan.config import Config
     from fa3_simulator.cta import kernel_of
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
     from fa3_simulator.run import operations
-    from fa3_simulator.vector_work import estimated
     from fa3_simulator.what_if import speedups
 
     overlap = measure(*traced)
     bound = roofline(problem, config, machine, found.clock_mhz)
     ticks = sum(overlap.ledger.values()) or 1  # idle time of the tensor cores over all causes
-    if isinstance(config, Config):
-        beside = {
-            # Below 0 the tensor core idles for longer than the softmax takes, and so for another reason.
-            "hidden_softmax": overlap.hidden_softmax if overlap.hidden_softmax >= 0 else None,
-            "closed_form_cycles": round(closed_form(problem, config, machine)),
-            "merge_cycles": round(found.around_cycles),
-        }
-    else:
-        beside = {"main_cycles": round(found.main_cycles), "layout": config.layout, "turns": config.turns}
+    beside = kernel_of(config).figures(
+        main=found.main_cycles,
+        around=found.around_cycles,
+        hidden=overlap.hidden_softmax,
+        closed_form=closed_form(problem, config, machine),
+    )
     return {
         "schedule": traced[0].name,
         "machine": machine.name,
@@ -284,7 +279,7 @@ def _figures(
             "waiting": 1 / overlap.overlap_efficiency,
         },
         "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
-        "assumed_constants": [*machine.assumed(), *estimated(config)],
+        "assumed_constants": [*machine.assumed(), *kernel_of(config).estimated],
     }
 
 

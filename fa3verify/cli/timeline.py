@@ -7,10 +7,9 @@ from pathlib import Path
 
 import rich_click as click
 
-from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.rules import require
-from fa3_simulator.cta import AnyConfig
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.timeline import Bar, chrome_trace, svg_gantt, text_gantt
 from fa3verify.cli.exits import letters, require_device
 from fa3verify.cli.options import Options, given_options
@@ -54,17 +53,17 @@ def record_stamps(problem: AttentionProblem, config: AnyConfig, path: Path) -> t
     Stamps that are no evidence, as they slowed the kernel too much, are None, and the text says why. ValueError for a
     schedule that the kernel with stamps does not have; exit without a GPU.
     """
-    assert isinstance(config, Config)  # as --backward is not taken
-    require(
-        config.traits.is_built_here and (config.num_stages, config.softmax_stages) == (2, 2),
-        "--measure runs kernel gluon with 2 stages and a softmax of 2, "
-        f"got {config.family} with {config.num_stages} and {config.softmax_stages}",
-    )
+    ours = kernel_of(config).built_here
+    if ours is None or (ours.num_stages, ours.softmax_stages) != (2, 2):
+        got = "{2} stages and {4}".format(*kernel_of(config).row)
+        raise ValueError(
+            f"--measure runs kernel gluon with 2 stages and a softmax of 2, got {config.family} with {got}"
+        )
     require_device("simulate --measure")
     from fa3verify.bench.timelines import record
     from fa3verify.bench.tuning import options_of
 
-    _, sm_mhz = record(problem, options_of(config, problem), path)
+    _, sm_mhz = record(problem, options_of(ours, problem), path)
     try:
         return sm_mhz, read(path), ""
     except ValueError as error:

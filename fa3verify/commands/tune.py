@@ -22,10 +22,9 @@ from fa3_simulator.hazards import check
 from fa3_simulator.held_out import HeldOut, held_out, places
 from fa3_simulator.machine import Machine
 from fa3_simulator.roofline import lower_bound, roofline
-from fa3_simulator.run import in_words, moved_bytes, operations
-from fa3_simulator.schedules import TileBlocks, switches
+from fa3_simulator.run import in_words
+from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import Ranked, agreement, without_duplicates
-from fa3_simulator.vector_work import estimated
 from fa3verify.files import Json
 
 if TYPE_CHECKING:
@@ -183,39 +182,29 @@ def _row(place: int, alike: list[Ranked], problem: AttentionProblem, machine: Ma
     entry = alike[0]
     config = entry.config
     estimate = entry.estimate
+    launch = kernel_of(config).launch(problem, machine, estimate.clock_mhz)
     bound = roofline(problem, config, machine, estimate.clock_mhz)
     return ScheduleRow(
         place,
         _tile(config),
-        *_schedule(config),
+        *kernel_of(config).row,
         cycles=round(estimate.cycles),
         milliseconds=estimate.seconds * 1e3,
-        tflops=operations(problem, config) / estimate.seconds / 1e12,
+        tflops=launch.flops / estimate.seconds / 1e12,
         gap=entry.gap,
         binds=bound.binds,
         busy=bound.cycles / estimate.cycles,
-        hbm_gb_per_s=moved_bytes(problem, config) / estimate.seconds / 1e9,
+        hbm_gb_per_s=launch.hbm_bytes / estimate.seconds / 1e9,
         gluon=entry.is_gluon_buildable,
         flash3_choice=entry.is_flash3_choice,
         alike=[_tile(r.config) for r in alike[1:]],
-        estimated_counts=bool(estimated(config)),
+        estimated_counts=bool(kernel_of(config).estimated),
         under_load=config_under_load(problem, config, machine, estimate),
     )
 
 
 def _tile(config: AnyConfig) -> str:
     return f"{config.tile_m}x{config.tile_n}"
-
-
-def _schedule(config: AnyConfig) -> tuple[int, bool, int | str, str, str]:
-    """Return parts of the keys, packing, stages, where P is, and the schedule in words.
-
-    For a backward: the stages of Q, dO and dS, the number of consumer warpgroups, and the layout.
-    """
-    c = config
-    if isinstance(c, Config):
-        return c.num_splits, c.pack_gqa, c.num_stages, "reg" if c.pv_from_registers else "smem", switches(c)
-    return 1, False, f"{c.num_stages}/{c.dout_stages}/{c.ds_stages}", f"{c.consumers} wg", c.layout
 
 
 def _hazards(best: list[Ranked]) -> list[Hazard]:
@@ -227,7 +216,7 @@ def _hazards(best: list[Ranked]) -> list[Hazard]:
 
 def _launchable(shown: Sequence[list[Ranked]]) -> list[Config]:
     """Return the configurations of the schedules to compile or time, each of which stands in a list of its own."""
-    return [r.config for (r,) in shown if isinstance(r.config, Config)]
+    return [ours for (r,) in shown if (ours := kernel_of(r.config).built_here)]
 
 
 def compiled(ranking: MachineRanking, shown: Sequence[list[Ranked]], problem: AttentionProblem) -> MachineRanking:

@@ -5,6 +5,7 @@ kernels around the main one. :mod:`fa3_simulator.run` estimates the launch; one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME, visited_rows
@@ -78,6 +79,7 @@ def _of_sequence(
         yield n_block, begin, end - begin, schedule.masks(end - begin, end - begin - plain)
 
 
+@lru_cache(maxsize=4)
 def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[KeyTile]:
     """Return the key tiles of all heads in the order in which they are handed out.
 

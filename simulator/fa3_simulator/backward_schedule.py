@@ -11,7 +11,7 @@ else by columns. :mod:`fa3_simulator.backward` writes the program of such a sche
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, require
@@ -84,6 +84,7 @@ class BackwardSchedule:
     dq: DqPath = "tma warp"
     splits_roles: bool = False
     turns: Turns = "free"
+    bits: ClassVar[int] = 16  # of an operand's element
 
     def __post_init__(self) -> None:
         sizes = ", ".join(map(str, HEAD_DIMS))

@@ -1,32 +1,21 @@
 """How long the CTAs of a forward launch wait because they share HBM, which a simulated CTA has for itself.
 
-:mod:`fa3_simulator.run` adds this to the time of the longest CTA. A launch is followed block by block: CTAs take their
-tiles, and load Q, K and V as far ahead as they have slots. Data that no CTA has loaded before comes from HBM, which
-serves all CTAs at its rate, first come first served, and none faster than a CTA that runs alone. Every tile's O goes
-there too, when its last block is loaded. A block and a tile take as long as in the simulation of one CTA
+:mod:`fa3_simulator.forward_launch` adds this to the time of the longest CTA. A launch is followed block by block: CTAs
+take their tiles, and load Q, K and V as far ahead as they have slots. Data that no CTA has loaded before comes from
+HBM, which serves all CTAs at its rate, first come first served, and none faster than a CTA that runs alone. Every
+tile's O goes there too, when its last block is loaded. A block and a tile take as long as in the simulation of one CTA
 (:mod:`fa3_simulator.cta`). The wait is how much later the last CTA ends than if HBM served each CTA as if it were
 alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heapreplace
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from fa3_kernels.plan.config import Config
-from fa3_kernels.plan.tile_order import TILE_COST, assign
-from fa3_reference.problem import AttentionProblem
-from fa3_simulator.machine import Machine
-from fa3_simulator.schedules import TileBlocks
-from fa3_simulator.tile_queue import counter_heads, heads_at_a_time, static_order, takes_from_counter, tile_heads
-
-OUTPUT_BYTES = 2  # bytes of an element of O
-MOST_BLOCKS = 64  # blocks of a CTA, on average, that are followed: later ones hardly wait
 Tile = tuple[int, int, int]  # head of K and V, first key block, blocks
 
 
@@ -123,74 +112,3 @@ def ends(launch, steps, alone, shared):
         loaded[cta] += 1
         heapreplace(ready, (max(now, block_end[cta, loaded[cta] % steps.stages]), cta))
     return last.max()
-
-
-def waited_cycles(
-    launch: LaunchTiles,
-    problem: AttentionProblem,
-    config: Config,
-    machine: Machine,
-    clock_mhz: float,
-    *,
-    block: float,
-    tile: float,
-) -> float:
-    """Return the cycles by which a launch takes longer because its CTAs share HBM.
-
-    ``block`` and ``tile`` are the cycles of a key block, and of a tile beside its blocks, in a CTA that runs alone.
-    Channels that a kernel pads the tensors with are not loaded.
-    """
-    size = config.bits // 8
-    steps = Steps(
-        block,
-        tile,
-        machine["memory_latency_ns"] * clock_mhz / 1000,
-        config.num_stages,
-        config.crosses_tiles,
-        config.tile_n * (problem.head_dim + problem.head_dim_v) * size // 2,
-        config.tile_m * problem.head_dim * size,
-        config.tile_m * problem.head_dim_v * OUTPUT_BYTES,
-    )
-    alone = machine["hbm_lone_bytes_per_cycle"]
-    shared = machine["hbm_bytes_per_ns"] * machine["sms"] * 1000 / clock_mhz
-    return ends(launch, steps, alone, shared) - ends(launch, steps, alone, np.inf)
-
-
-def launched_tiles(
-    problem: AttentionProblem, config: Config, rows: Sequence[Sequence[TileBlocks]], ctas: int
-) -> LaunchTiles:
-    """Return the first tiles of a launch, up to :data:`MOST_BLOCKS` blocks a CTA; a longer tile is cut to the blocks
-    that it loads first, which are its last ones.
-
-    ``rows`` are the row tiles of a head, top to bottom, each as a list of the parts that its keys are cut into.
-    """
-    blocks = [[part.blocks for part in row] for row in rows]
-    parts = [[(end - n, n) for end, n in zip(accumulate(row), row, strict=True)] for row in blocks]
-    order = [tile for tile in _order(problem, config, parts, ctas) if tile[2]]
-    most = MOST_BLOCKS * ctas
-    count = int(np.searchsorted(np.cumsum([n for *_, n in order]), most)) + 1
-    last_blocks = [(head, first + max(0, n - most), min(n, most)) for head, first, n in order[:count]]
-    tiles = np.array(last_blocks, np.int64).reshape(-1, 3)
-    if len(tiles):
-        tiles[:, 1] -= tiles[:, 1].min()  # blocks in front of them are loaded by nobody
-    mine = assign(tiles[:, 2].tolist(), ctas, TILE_COST)[0] if config.traits.is_built_here else []
-    begins = np.cumsum([0, *map(len, mine)])
-    return LaunchTiles(tiles, np.array([i for each in mine for i in each], np.int64), begins, min(ctas, len(tiles)))
-
-
-def _order(
-    problem: AttentionProblem, config: Config, parts: Sequence[Sequence[tuple[int, int]]], ctas: int
-) -> list[Tile]:
-    """Return the tiles of all heads in the order in which they are handed out.
-
-    ``parts`` holds for every row tile of a head its parts, each with its first key block and its blocks.
-    """
-    per_kv = 1 if config.pack_gqa else problem.group
-    if config.traits.is_built_here:
-        items = static_order(problem, config, ctas)
-        return [(head // per_kv, *parts[item.m_block][item.split]) for head, item in items]
-    heads = tile_heads(problem, config)
-    if not takes_from_counter(problem, config):
-        return [(head // per_kv, *part) for head in range(heads) for row in parts for part in row]
-    sections = counter_heads(heads, heads_at_a_time(problem, config))
-    return [(head // per_kv, *row[0]) for some in sections for row in reversed(parts) for head in some]

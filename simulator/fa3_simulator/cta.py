@@ -1,28 +1,38 @@
-"""How long one CTA takes for its tiles: simulated in full, or extrapolated from short runs where it has many blocks.
+"""The kernels that ship, as the simulator takes them, and how long one CTA of any kernel takes for its tiles.
 
-That is possible as the time of a steady state is affine in the number of blocks and of tiles.
-:mod:`fa3_simulator.run` hands out the tiles of a whole launch and simulates its longest CTA with this module.
+What tells a forward from a backward is in :class:`ForwardKernel` and :class:`BackwardKernel`. A CTA is simulated in
+full, or extrapolated from short runs where it has many blocks. That is possible as the time of a steady state is affine
+in the number of blocks and of tiles. :mod:`fa3_simulator.run` simulates the longest CTA of a launch with this module.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from fa3_kernels.plan.config import Config
-from fa3_simulator import engine
+from fa3_kernels.plan.choose import is_launchable
+from fa3_kernels.plan.config import K_STEP, Config
+from fa3_kernels.plan.families import FAMILIES, OURS
+from fa3_kernels.plan.tile_order import TILE_COST
+from fa3_reference.problem import AttentionProblem
+from fa3_simulator import backward_launch, engine, forward_launch
 from fa3_simulator.backward import backward
+from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import TICKS, costs
 from fa3_simulator.forward import Forward
+from fa3_simulator.launch import Launch, flops
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
-from fa3_simulator.schedules import TileBlocks
+from fa3_simulator.schedules import TileBlocks, copies_queries, registers_needed, switches
+from fa3_simulator.splits import merge_cycles
+from fa3_simulator.turns import in_turn
+from fa3_simulator.vector_work import estimated
 
 EXACT_BLOCKS = 256  # CTAs of at most this many blocks are simulated in full
 # blocks of the tiles in the two short runs from which longer ones are extrapolated
@@ -67,12 +77,13 @@ class Kernel(Protocol):
         ...
 
     def on(self, machine: Machine, clock_mhz: float) -> Machine:
-        """Return the machine to simulate one CTA on."""
-        ...
+        """Return the machine to simulate one CTA on; unless stated otherwise the CTA has HBM for itself."""
+        del clock_mhz
+        return machine
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardKernel:
+class ForwardKernel(Kernel):
     """A forward of a Config: its tiles are row tiles.
 
     Its CTA has HBM for itself; :mod:`fa3_simulator.contention` adds what CTAs wait for each other.
@@ -80,46 +91,179 @@ class ForwardKernel:
 
     config: Config
     is_affine: ClassVar[bool] = True
+    gemms: ClassVar[int] = 2  # of a tile and a block
 
     @property
     def is_persistent(self) -> bool:
         return self.config.traits.tile_order != "a CTA each"
 
+    @property
+    def kind(self) -> str:
+        """What a group of timings has in common beside the family."""
+        return self.config.dtype
+
+    @property
+    def registers_needed(self) -> int:
+        """Registers that a consumer thread needs."""
+        return registers_needed(self.config)
+
+    @property
+    def built_here(self) -> Config | None:
+        """The configuration of a forward of our own, whose kernels can be compiled and timed; else None."""
+        return self.config if self.config.traits.is_built_here else None
+
+    @property
+    def estimated(self) -> list[str]:
+        """What is estimated of the kernel in words, because nobody compiled such a tile."""
+        return estimated(self.config)
+
+    @property
+    def row(self) -> tuple[int, bool, int | str, str, str]:
+        """Parts of the keys, packing, stages, where P is, and the schedule in words."""
+        c = self.config
+        return c.num_splits, c.pack_gqa, c.num_stages, "reg" if c.pv_from_registers else "smem", switches(c)
+
     def program(self, tiles: Sequence[TileBlocks]) -> Program:
         return _forward(self.config).program(list(tiles))
 
-    def on(self, machine: Machine, clock_mhz: float) -> Machine:
-        del clock_mhz
-        return machine
+    def compiled(self, problem: AttentionProblem) -> ForwardKernel:
+        """Return the kernel as it is compiled for a problem: the way to take row maxima depends on the mask."""
+        return replace(self, config=replace(self.config, integer_max=self.config.takes_integer_max(problem.causal)))
+
+    def as_program(self) -> ForwardKernel:
+        """Return the kernel without the fields that only decide which tiles there are: equal ones have equal programs
+        for the same tiles."""
+        return replace(self, config=replace(self.config, num_splits=1, pack_gqa=copies_queries(self.config)))
+
+    def launch(self, problem: AttentionProblem, machine: Machine, clock_mhz: float) -> Launch:
+        """Return the launch for a problem; ValueError for a problem that no program is written for, and for one that is
+        too large."""
+        return Launch(
+            forward_launch.tiles_in_order(problem, forward_launch.as_ordered(self.config), int(machine["sms"])),
+            operations(problem, self.config),
+            forward_launch.moved_bytes(problem, self.config),
+            self.is_persistent,
+            order="static" if self.built_here else "free first",
+            around_cycles=merge_cycles(problem, self.config, machine, clock_mhz),
+            tile_cost=None if problem.causal and self.is_persistent else TILE_COST,
+            waits=partial(forward_launch.sharing, problem, self.config, machine, clock_mhz),
+        )
+
+    def other_tiles(self) -> Iterator[list[Config]]:
+        """Yield for each number of rows that the family builds, the own one first, the tiles that are legal with the
+        other fields as they are, most keys first."""
+        c = self.config
+        for rows in sorted({c.tile_m, *c.size.rows}, key=lambda rows: rows != c.tile_m):
+            keys = [
+                n
+                for n in range(256, 0, -K_STEP[c.dtype])
+                if c.traits.takes_keys(n) and n % (c.promotion_interval or n) == 0
+            ]
+            yield [replace(c, tile_m=rows, tile_n=n, num_consumer_warpgroups=0) for n in keys]
+
+    def is_chosen(self, problem: AttentionProblem, family: str) -> bool:
+        """Tell whether a launch of our kernels can take this tile and schedule, or another family chooses it."""
+        c = self.config
+        if family == OURS:
+            return is_launchable(problem, c)
+        peer = FAMILIES[family]
+        chosen = None if peer.refuses(problem) else peer.shipped(problem)
+        if chosen is None:
+            return False
+        splits = peer.splits(problem, chosen.tile_m, chosen.tile_n)
+        packs = peer.packs(problem, chosen.tile_m, splits)
+        return c == Config(c.dtype, c.head_dim, num_splits=splits, pack_gqa=packs, family=c.family, **chosen._asdict())
+
+    def figures(self, *, main: float, around: float, hidden: float, closed_form: float) -> Mapping[str, object]:
+        """Return the figures that only a forward has, of cycles and of the share of the softmax that is hidden."""
+        del main
+        return {
+            # Below 0 the tensor core idles for longer than the softmax takes, and so for another reason.
+            "hidden_softmax": hidden if hidden >= 0 else None,
+            "closed_form_cycles": round(closed_form),
+            "merge_cycles": round(around),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardKernel:
+class BackwardKernel(Kernel):
     """A backward of a BackwardSchedule: its tiles are key tiles, and a CTA gets one SM's share of HBM.
 
-    ``adds_gradients`` is for one in which several heads add to dK and dV in fp32.
+    ``adds_gradients`` is for one in which several heads add to dK and dV in fp32. What its properties and methods are
+    is said in :class:`ForwardKernel`.
     """
 
-    schedule: BackwardSchedule
+    config: BackwardSchedule
     adds_gradients: bool = False
     is_affine: ClassVar[bool] = False
+    gemms: ClassVar[int] = 5
+    kind: ClassVar[str] = "backward"
+    built_here: ClassVar[Config | None] = None
+    estimated: ClassVar[Sequence[str]] = ()
 
     @property
     def is_persistent(self) -> bool:
-        return self.schedule.is_ours
+        return self.config.is_ours
+
+    @property
+    def registers_needed(self) -> int:
+        return self.config.registers_needed
+
+    @property
+    def row(self) -> tuple[int, bool, int | str, str, str]:
+        """One part of the keys, heads apart, the stages of Q, dO and dS, the consumers, and the layout."""
+        c = self.config
+        return 1, False, f"{c.num_stages}/{c.dout_stages}/{c.ds_stages}", f"{c.consumers} wg", c.layout
 
     def program(self, tiles: Sequence[TileBlocks]) -> Program:
-        return backward(self.schedule, list(tiles), adds_gradients=self.adds_gradients)
+        return backward(self.config, list(tiles), adds_gradients=self.adds_gradients)
 
     def on(self, machine: Machine, clock_mhz: float) -> Machine:
         return sharing_hbm(machine, clock_mhz)
 
+    def compiled(self, problem: AttentionProblem) -> BackwardKernel:
+        return replace(self, adds_gradients=self.config.adds_gradients(problem.group))
 
-def kernel_of(config: AnyConfig, *, adds_gradients: bool = False) -> ForwardKernel | BackwardKernel:
+    def as_program(self) -> BackwardKernel:
+        return self
+
+    def launch(self, problem: AttentionProblem, machine: Machine, clock_mhz: float) -> Launch:
+        return Launch(
+            [tile.work for tile in backward_launch.key_tiles(problem, self.config)],
+            operations(problem, self.config),
+            backward_launch.moved_bytes(problem, self.config),
+            self.is_persistent,
+            around_cycles=backward_launch.around_cycles(problem, self.config, machine, clock_mhz),
+            drains=False,
+            waits=None if self.config.turns == "free" else partial(in_turn, problem, self.config, machine, clock_mhz),
+        )
+
+    def other_tiles(self) -> Iterator[list[Config]]:
+        return iter(())
+
+    def is_chosen(self, problem: AttentionProblem, family: str) -> bool:
+        return self.config == shipped_schedule(problem, family)
+
+    def figures(self, *, main: float, around: float, hidden: float, closed_form: float) -> Mapping[str, object]:
+        del around, hidden, closed_form
+        return {"main_cycles": round(main), "layout": self.config.layout, "turns": self.config.turns}
+
+
+_KERNELS: Mapping[type, type[ForwardKernel | BackwardKernel]] = {
+    Config: ForwardKernel,
+    BackwardSchedule: BackwardKernel,
+}
+
+
+def kernel_of(config: AnyConfig) -> ForwardKernel | BackwardKernel:
     """Return the kernel of a configuration, forward or backward."""
-    if isinstance(config, Config):
-        return ForwardKernel(config)
-    return BackwardKernel(config, adds_gradients)
+    return _KERNELS[type(config)](config)  # type: ignore[arg-type]  # each takes the configuration that it is found by
+
+
+def operations(problem: AttentionProblem, config: AnyConfig) -> float:
+    """Return the operations that TFLOP/s are counted from: :func:`fa3_simulator.launch.flops`, times 2.5 for a
+    backward; without padding."""
+    return flops(problem, (problem.head_dim + problem.head_dim_v) / 2) * (kernel_of(config).gemms / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +293,18 @@ class TimedCta:
         for tile, count in Counter(tiles).items():
             total = total + count * (self.row_tile(tile) if self.kernel.is_affine else self.key_tile(tile))
         return Cycles(*total.tolist())
+
+    def tile_times(self, time: Callable[[TileBlocks], np.ndarray]) -> tuple[float, float]:
+        """Return the cycles of a block, and of a tile beside its blocks, of the cycles that ``time`` returns for a
+        short and a long tile."""
+        short, long = (time(TileBlocks(blocks))[0] for blocks in (SHORT, LONG))
+        block = (long - short) / (LONG - SHORT)
+        return block, short - SHORT * block
+
+    def tile_cost(self) -> float:
+        """Return the time of one more tile beside its blocks, in blocks."""
+        block, start = self.tile_times(lambda tile: self.one_more(tile, tile.blocks))
+        return round(start / block, 2)
 
     def row_tile(self, tile: TileBlocks) -> np.ndarray:
         """Return the cycles of one more row tile, which are affine in blocks between :data:`KNOTS` and beyond them."""

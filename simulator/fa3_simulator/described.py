@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
-from fa3_kernels.plan.tile_order import TILE_COST, assign
-from fa3_simulator import unbounded
-from fa3_simulator.cta import TimedCta
-from fa3_simulator.description import Launch, Schedule, tiles_of
+from fa3_simulator import run, unbounded
+from fa3_simulator.cta import Kernel, TimedCta
+from fa3_simulator.description import Schedule
 from fa3_simulator.footprint import Hazard, footprint
+from fa3_simulator.launch import Launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
 from fa3_simulator.run import Estimate
@@ -29,7 +29,7 @@ MOST_CTAS = 32  # on an SM
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(Kernel):
     """CTAs of a schedule that share an SM, each with the same tiles; a kernel of :mod:`fa3_simulator.cta`."""
 
     schedule: Schedule
@@ -42,10 +42,6 @@ class Resident:
 
     def program(self, tiles: Sequence[TileBlocks]) -> Program:
         return self.schedule.resident(tiles, self.together)
-
-    def on(self, machine: Machine, clock_mhz: float) -> Machine:
-        del clock_mhz
-        return machine
 
 
 def occupancy(schedule: Schedule, launch: Launch, machine: Machine) -> int:
@@ -62,17 +58,6 @@ def occupancy(schedule: Schedule, launch: Launch, machine: Machine) -> int:
         MOST_CTAS,
     )
     return max(1, min(room))
-
-
-def _longest(launch: Launch, places: int) -> tuple[tuple[TileBlocks, ...], int]:
-    """Return the tiles of the place with the most work, and how many places have a tile."""
-    tiles = tiles_of(launch.tiles)
-    if launch.order == "in turn":
-        handed = [range(first, len(tiles), places) for first in range(min(places, len(tiles)))]
-    else:
-        handed = assign([tile.blocks for tile in tiles], places, TILE_COST)[0]
-    longest = max(handed, key=lambda mine: sum(tiles[i].blocks for i in mine) + TILE_COST * len(mine))
-    return tuple(tiles[i] for i in longest), len(handed)
 
 
 class Timed(NamedTuple):
@@ -105,24 +90,11 @@ def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) 
     sms = int(machine["sms"])
     together = occupancy(schedule, launch, machine)
     places = (launch.persistent and launch.ctas) or sms * together
-    tiles, used = _longest(launch, places // launch.cluster * launch.cluster)
+    ctas = places // launch.cluster * launch.cluster
+    used = min(ctas, len(launch.tiles))
     together = min(together, -(-used // sms))
     cta = TimedCta(Resident(schedule, together), machine, clock)
-    found = cta.run(tiles)
-    hbm = launch.hbm_bytes / (machine["hbm_bytes_per_ns"] * sms) * clock / 1000
-    cycles = max(found.cta, hbm) + machine["launch_cycles"] + machine["drain_cycles"] + launch.around_cycles
-    estimate = Estimate(
-        cycles,
-        found.cta,
-        hbm,
-        found.tensor,
-        found.mufu,
-        found.smem,
-        tiles=tiles,
-        clock_mhz=clock,
-        around_cycles=launch.around_cycles,
-    )
-    return Timed(estimate, launch, cta, together)
+    return Timed(run.timed(launch, cta, ctas), launch, cta, together)
 
 
 def misfits(schedule: Schedule, machine: Machine) -> list[str]:

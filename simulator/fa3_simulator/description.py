@@ -22,67 +22,19 @@ import it as :mod:`fa3verify.schedule`; ``docs/schedule.md`` is the tutorial.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
 from runpy import run_path
-from typing import Any, Literal
+from typing import Any
 
 from fa3_reference.rules import require
+from fa3_simulator.launch import Launch, Tiles, tiles_of
 from fa3_simulator.program import NamedBarrier, Program, Work
 from fa3_simulator.schedule import Cta
-from fa3_simulator.schedules import TileBlocks
 
 START_CYCLES = 600  # from the end of a CTA to the first instruction of the next one in its place; assumed
-Tiles = Iterable[int | TileBlocks]
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What a launch of a described kernel is.
-
-    Parameters
-    ----------
-    tiles : sequence of int or TileBlocks
-        Blocks of each tile, in the order in which tiles are handed out.
-    flops : float
-        Operations that TFLOP/s are counted from.
-    hbm_bytes : float
-        Bytes that HBM moves.
-    persistent : bool
-        Whether a CTA works through many tiles; otherwise each tile has a CTA of its own.
-    ctas : int
-        CTAs of a persistent launch; 0: as many as there is room for.
-    occupancy : int
-        CTAs on an SM at a time; 0: as many as registers, shared memory and threads leave room for.
-    order : {"free first", "in turn"}
-        Whether a tile goes to the CTA that is free first, or tiles go to the CTAs in turn.
-    cluster : int
-        CTAs of a cluster.
-    around_cycles : float
-        Cycles of the kernels in front and behind.
-    dtype : {"fp16", "bf16", "e4m3"}
-        Operands of the products, on which the clock under load depends.
-    dtype : {"fp16", "bf16", "e4m3"}
-        Operands of the products, which the clock under load depends on.
-    """
-
-    tiles: Sequence[int | TileBlocks]
-    flops: float = 0.0
-    hbm_bytes: float = 0.0
-    persistent: bool = True
-    ctas: int = 0
-    occupancy: int = 1
-    order: Literal["free first", "in turn"] = "free first"
-    cluster: int = 1
-    around_cycles: float = 0.0
-    dtype: Literal["fp16", "bf16", "e4m3"] = "bf16"
-
-
-def tiles_of(tiles: Tiles) -> list[TileBlocks]:
-    """Return tiles, of which some may be given by their blocks alone."""
-    return [tile if isinstance(tile, TileBlocks) else TileBlocks(tile) for tile in tiles]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fa3_kernels.plan.config import Config
-from fa3_simulator.cta import AnyConfig
+from fa3_simulator.cta import AnyConfig, kernel_of
 
 
 class HeldOut(NamedTuple):
@@ -44,10 +43,11 @@ def held_out(config: AnyConfig) -> HeldOut | None:
 
     None where nothing was timed.
 
+    >>> from fa3_kernels.plan.config import Config
     >>> held_out(Config("e4m3")).rows
     163
     """
-    group = f"{config.family} {config.dtype if isinstance(config, Config) else 'backward'}"
+    group = f"{config.family} {kernel_of(config).kind}"
     figures = TIMED.get(group)
     return figures and HeldOut(group, *figures)
 

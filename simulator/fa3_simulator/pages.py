@@ -14,7 +14,7 @@ from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import check_pages
 from fa3_kernels.plan.variant import SWIZZLED_BYTES
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.cta import AnyConfig
+from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.machine import Machine
 
 # Cycles of the producer for a copy of a page, reading its entry of the page table included. Fitted to launches over
@@ -54,16 +54,17 @@ def paged(
         For a backward, for kernels of others, whose copies of pages were not measured, for other page sizes, and for
         packed heads that a launch over pages refuses.
     """
-    if not isinstance(config, Config) or not config.traits.is_built_here:
+    ours = kernel_of(config).built_here
+    if ours is None:
         raise ValueError("pages are simulated for the forward of our own kernels")
-    check_pages(page_size, config.tile_n)
+    check_pages(page_size, ours.tile_n)
     queries = (problem.seqlen_q,) * problem.batch
     keys = (problem.seqlen_k,) * problem.batch
-    check_packing(replace(problem, seqlens_q=queries, seqlens_k=keys), config.pack_gqa)
+    check_packing(replace(problem, seqlens_q=queries, seqlens_k=keys), ours.pack_gqa)
     if not keeps_tile:
-        config = over_cache(problem, config)
-    if page_size >= config.tile_n:
-        return config, machine
+        ours = over_cache(problem, ours)
+    if page_size >= ours.tile_n:
+        return ours, machine
     box = replace(machine.tma_box_bytes, value=float(SWIZZLED_BYTES * page_size))
     issue = replace(machine.tma_issue_cycles, value=PAGE_CYCLES)
-    return config, replace(machine, tma_box_bytes=box, tma_issue_cycles=issue)
+    return ours, replace(machine, tma_box_bytes=box, tma_issue_cycles=issue)

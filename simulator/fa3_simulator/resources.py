@@ -27,13 +27,15 @@ def filled(name: str, count: int, arrivals: int = 1) -> tuple[Mbarrier, ...]:
 
 
 def emptied(
-    name: str, count: int, config: Config | BackwardSchedule, first: int
+    name: str, count: int, config: Config | BackwardSchedule, first: int, warps: int = 1
 ) -> tuple[Mbarrier | NamedBarrier, ...]:
-    """Return the barriers through which a ring's slots are handed back: mbarriers, or named ones with identities from
-    ``first`` on."""
+    """Return the barriers through which a ring's slots are handed back to a producer of so many ``warps``.
+
+    They are mbarriers, or named ones with identities from ``first`` on.
+    """
     if not config.traits.named_rings:
         return tuple(Mbarrier(f"{name}_empty[{i}]", config.consumers) for i in range(count))
-    threads = slot_threads(config.consumers, 4 if isinstance(config, Config) and config.transposes_v else 1)
+    threads = slot_threads(config.consumers, warps)
     return tuple(NamedBarrier(f"{name}_empty[{i}]", first + i, threads) for i in range(count))
 
 
@@ -84,16 +86,19 @@ class Resources:
         self.v_full = self.v_ready = filled("v", stages)
         if s.transposes_v:
             self.v_ready = tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages))
+        warps = 4 if s.transposes_v else 1
         self.empty = {
-            "k": emptied("k", stages, s, first),
-            "v": emptied("v", stages, s, first + stages),
-            "q": emptied("q", q_stages, s, first + 2 * stages),
+            "k": emptied("k", stages, s, first, warps),
+            "v": emptied("v", stages, s, first + stages, warps),
+            "q": emptied("q", q_stages, s, first + 2 * stages, warps),
         }
         self.turn = tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in each)
         self.epilogue = tuple(NamedBarrier(f"warps[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each)
         if not s.warp_specialized:  # the only barrier that such a kernel has
             self.epilogue = (NamedBarrier("all warps", 0, WARPGROUP_THREADS * s.consumers),) * s.consumers
-        self.producer = NamedBarrier("warps of the producer", 1 + s.consumers, WARPGROUP_THREADS)  # over the warps that transpose
+        self.producer = NamedBarrier(
+            "warps of the producer", 1 + s.consumers, WARPGROUP_THREADS
+        )  # over the warps that transpose
         self.stored = Mbarrier("o_stored", 1)  # O has left V's memory
         # over all consumers: when all have read V, and again when O of each is in V's memory
         self.together = NamedBarrier("all consumers", 1, WARPGROUP_THREADS * s.consumers)

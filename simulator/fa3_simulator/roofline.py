@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa3_kernels.plan.barriers import WARP_THREADS
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
-from fa3_simulator.cta import AnyConfig, kernel_of
+from fa3_simulator.cta import AnyConfig, Kernel, kernel_of
+from fa3_simulator.launch import hbm_cycles, visible_pairs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
-from fa3_simulator.run import all_tiles, hbm_cycles, launched, longest_cta, visible_pairs
 from fa3_simulator.schedules import TileBlocks
 
 # Fitted on 20 published H100 timings of FlashAttention-3 (FlashGPU-Sim, arXiv 2609.15311): 6.1 % mean error there.
@@ -49,11 +49,11 @@ class Roofline:
 
 def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
     """Return the tensor core's cycles for all GEMMs of one tile and one block, at full rate."""
-    gemms, bits = _gemms(config)
-    narrow = gemms // 2  # GEMMs over the channels of V; the others are over those of Q and K
-    channels = (gemms - narrow) * config.head_dim + narrow * getattr(config, "head_dim_v", config.head_dim)
+    kernel = kernel_of(config)
+    narrow = kernel.gemms // 2  # GEMMs over the channels of V; the others are over those of Q and K
+    channels = (kernel.gemms - narrow) * config.head_dim + narrow * getattr(config, "head_dim_v", config.head_dim)
     flops = 2.0 * channels * config.tile_m * config.tile_n
-    return flops / (machine["tensor_flops_16bit"] * (16 // bits))
+    return flops / (machine["tensor_flops_16bit"] * (16 // config.bits))
 
 
 def mufu_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
@@ -70,44 +70,35 @@ def lower_bound(
     They are those of GEMMs and exponentials of all visible pairs, evenly over all SMs, and of HBM for every tensor
     once, each at full rate. Resources whose load depends on the tile are 0.
     """
-    gemms, bits = _gemms(config)
+    kernel = kernel_of(config)
     pairs = visible_pairs(problem) * problem.nheads / machine["sms"]
-    channels = gemms // 2 * problem.head_dim_v + (gemms - gemms // 2) * problem.head_dim  # dP and dV have those of V
-    tensor = pairs * 2 * channels / (machine["tensor_flops_16bit"] * (16 // bits))
+    narrow = kernel.gemms // 2
+    channels = narrow * problem.head_dim_v + (kernel.gemms - narrow) * problem.head_dim  # dP and dV have those of V
+    tensor = pairs * 2 * channels / (machine["tensor_flops_16bit"] * (16 // config.bits))
     exponentials = pairs / (WARP_THREADS * SUB_CORES) * machine["mufu_cycles"]
-    hbm = hbm_cycles(problem, config, machine, clock_mhz or machine["max_clock_mhz"])
+    clock = clock_mhz or machine["max_clock_mhz"]
+    hbm = hbm_cycles(kernel.launch(problem, machine, clock).hbm_bytes, machine, clock)
     return Roofline(tensor, exponentials, 0.0, 0.0, hbm, 0.0, 0.0)
 
 
-def _gemms(config: AnyConfig) -> tuple[int, int]:
-    """Return the number of GEMMs of a tile and a block, two forward and five backward, and their operands' bits."""
-    return (2, config.bits) if isinstance(config, Config) else (5, 16)
-
-
-def _traffic(config: AnyConfig, machine: Machine, blocks: int) -> np.ndarray:
+def _traffic(kernel: Kernel, machine: Machine, blocks: int) -> np.ndarray:
     """Return four numbers of the program of a tile with so many blocks: cycles of the shared memory port, bytes loaded,
     instructions of a warp, and bytes added to global memory.
     """
-    program = kernel_of(config).program([TileBlocks(blocks)])
+    program = kernel.program([TileBlocks(blocks)])
     tables = costs(program, machine)
-    port = loaded = stored = issued = added = 0
-    for actor in program.actors:
-        for kind, x, y, z, _ in actor.ops.tolist():
-            if kind == Op.WGMMA:
-                port += int(tables.gemm[x, 0] * tables.gemm[x, 2])
-            elif kind == Op.VECTOR:
-                work = program.works[x]
-                port += int(tables.work[x, 0] * tables.work[x, SMEM])
-                issued += work.fma + work.alu + work.mufu + work.convert + work.shuffle + work.other
-            elif kind == Op.LOAD:
-                loaded += y
-            elif kind == Op.STORE:
-                stored += x
-                added += x if z else 0
-            elif kind == Op.REDUCE:
-                added += x
-    smem = port / TICKS + (loaded + stored) / machine["smem_bytes_per_cycle"]
-    return np.array([smem, loaded, issued, added])
+    ops = np.concatenate([actor.ops for actor in program.actors])
+    gemms, works, loads, stores, adds = (
+        ops[ops[:, 0] == kind, 1:] for kind in (Op.WGMMA, Op.VECTOR, Op.LOAD, Op.STORE, Op.REDUCE)
+    )
+    of_gemm = tables.gemm[:, 0] * tables.gemm[:, 2]
+    of_work = tables.work[:, 0] * tables.work[:, SMEM]
+    issued = np.array([w.fma + w.alu + w.mufu + w.convert + w.shuffle + w.other for w in program.works])
+    port = int(of_gemm[gemms[:, 0]].sum() + of_work[works[:, 0]].sum())
+    loaded = int(loads[:, 1].sum())
+    smem = port / TICKS + (loaded + int(stores[:, 0].sum())) / machine["smem_bytes_per_cycle"]
+    added = int(stores[stores[:, 2] > 0, 0].sum() + adds[:, 0].sum())
+    return np.array([smem, loaded, int(issued[works[:, 0]].sum()), added])
 
 
 def roofline(
@@ -118,28 +109,28 @@ def roofline(
     They are those of the busiest CTA, but for L2 and HBM, which all CTAs share. Times in nanoseconds become cycles of
     ``clock_mhz``, the machine's maximum by default.
     """
-    blocks = sum(tile.blocks for tile in longest_cta(problem, config, int(machine["sms"])))
-    total = sum(tile.blocks for tile in all_tiles(problem, config))
-    config = launched(problem, config)
-    smem, size, issue, added = _traffic(config, machine, 5) - _traffic(config, machine, 4)  # of one block more
     clock = clock_mhz or machine["max_clock_mhz"]
+    kernel = kernel_of(config).compiled(problem)
+    launch = kernel.launch(problem, machine, clock)
+    blocks = sum(tile.blocks for tile in launch.longest(int(machine["sms"])))
+    smem, size, issue, added = _traffic(kernel, machine, 5) - _traffic(kernel, machine, 4)  # of one block more
     return Roofline(
         blocks * tensor_cycles_per_block(config, machine),
         blocks * mufu_cycles_per_block(config, machine),
         blocks * smem,
-        total / machine["sms"] * size / machine["l2_bytes_per_cycle"],
-        hbm_cycles(problem, config, machine, clock),
+        launch.blocks / machine["sms"] * size / machine["l2_bytes_per_cycle"],
+        hbm_cycles(launch.hbm_bytes, machine, clock),
         blocks * issue,
         blocks * added / machine["reduce_bytes_per_ns"] * clock / 1000,
     )
 
 
-def closed_form(problem: AttentionProblem, config: Config, machine: Machine) -> float:
-    """Return the cycles of a forward launch by a closed form, on the busiest SM.
+def closed_form(problem: AttentionProblem, config: AnyConfig, machine: Machine) -> float:
+    """Return the cycles of a launch by a closed form, on the busiest SM; it was fitted to forwards.
 
     It is blocks * max(tensor, 1.5 MUFU) + 3500 per tile + launch, with the cycles of a block on both resources.
     """
-    tiles = longest_cta(problem, config, int(machine["sms"]))
+    tiles = kernel_of(config).launch(problem, machine, machine["max_clock_mhz"]).longest(int(machine["sms"]))
     per_block = max(tensor_cycles_per_block(config, machine), CLOSED_FORM_MUFU * mufu_cycles_per_block(config, machine))
     blocks = sum(tile.blocks for tile in tiles)
     return blocks * per_block + CLOSED_FORM_TILE_CYCLES * len(tiles) + machine["launch_cycles"]

@@ -14,22 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.plan.choose import MAX_SPLITS, can_pack, is_launchable
+from fa3_kernels.plan.choose import MAX_SPLITS, can_pack
 from fa3_kernels.plan.config import K_STEP, SWITCHES, Config
-from fa3_kernels.plan.families import FAMILIES, OURS
+from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_choice
-from fa3_simulator.backward_choice import shipped_schedule
-from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import footprint
 from fa3_simulator.forward_choice import channels, promotion_interval
+from fa3_simulator.forward_launch import tile_heads
 from fa3_simulator.machine import Machine
-from fa3_simulator.resources import resources_of
 from fa3_simulator.roofline import lower_bound
-from fa3_simulator.run import Estimate, as_program, estimate
-from fa3_simulator.schedules import TileBlocks, registers_needed
-from fa3_simulator.tile_queue import tile_heads
+from fa3_simulator.run import Estimate, estimate
+from fa3_simulator.schedules import TileBlocks
 
 PEER = "flash3"  # the family whose choice is marked among the schedules
 TOP = (1, 3)  # numbers of schedules, those simulated fastest, for which :func:`agreement` returns a regret
@@ -67,7 +64,7 @@ class Ranked:
     @property
     def is_launchable(self) -> bool:
         """Tell whether this is a forward of our own kernels that a launch can take."""
-        return isinstance(self.config, Config) and self.config.traits.is_built_here and self.is_gluon_buildable
+        return kernel_of(self.config).built_here is not None and self.is_gluon_buildable
 
 
 def candidates(
@@ -123,20 +120,11 @@ def part_counts(problem: AttentionProblem, config: Config, sms: int) -> list[int
 
 def misfit(config: AnyConfig, machine: Machine) -> str | None:
     """Return why a configuration does not fit an SM, in words, or None if it fits."""
-    needed = registers_needed(config) if isinstance(config, Config) else config.registers_needed
-    if needed > config.registers[1] + machine.more_registers:
-        return f"about {needed} registers, a consumer thread has {config.registers[1]}"
-    reasons = [f.text for f in footprint(kernel_of(config).program([TileBlocks(1)]), machine)]
+    kernel = kernel_of(config)
+    if kernel.registers_needed > config.registers[1] + machine.more_registers:
+        return f"about {kernel.registers_needed} registers, a consumer thread has {config.registers[1]}"
+    reasons = [f.text for f in footprint(kernel.program([TileBlocks(1)]), machine)]
     return reasons[0] if reasons else None
-
-
-def _rings_fit(config: AnyConfig, machine: Machine) -> bool:
-    """Tell whether Q, K and V fit shared memory: a cheap first test, which most configurations that do not fit fail."""
-    if not isinstance(config, Config):
-        return True
-    shared = resources_of(config)
-    rings = (*shared.q, *shared.k, *shared.v, *shared.v_raw)
-    return sum(slot.bytes for slot in rings) <= machine["smem_bytes"]
 
 
 def check_fits(config: AnyConfig, machine: Machine) -> None:
@@ -146,28 +134,14 @@ def check_fits(config: AnyConfig, machine: Machine) -> None:
 
 
 def _hint(config: AnyConfig, machine: Machine) -> str:
-    if not isinstance(config, Config):
+    """Return in words which tiles fit with the other fields as they are: of each number of rows the one with most
+    keys."""
+    columns = list(kernel_of(config).other_tiles())
+    if not columns:
         return ""
-    with_stages = f"with {config.num_stages} stages and this schedule"
-    tiles = [f"{rows}x{keys}" for rows, keys in fitting_tiles(config, machine)]
-    return f"; {with_stages} {'a tile of ' + ' or '.join(tiles) if tiles else 'no tile'} fits"
-
-
-def fitting_tiles(config: Config, machine: Machine) -> list[tuple[int, int]]:
-    """Return the tiles (rows, keys) with which a forward fits whose other fields stay as they are.
-
-    For every number of rows that the family builds it is the tile with the most keys; the configuration's own number of
-    rows comes first.
-    """
-    tiles = []
-    for rows in sorted({config.tile_m, *config.size.rows}, key=lambda rows: rows != config.tile_m):
-        for keys in range(256, 0, -K_STEP[config.dtype]):
-            if not config.traits.takes_keys(keys) or keys % (config.promotion_interval or keys):
-                continue
-            if not misfit(replace(config, tile_m=rows, tile_n=keys, num_consumer_warpgroups=0), machine):
-                tiles.append((rows, keys))
-                break
-    return tiles
+    fitting = (next((other for other in column if not misfit(other, machine)), None) for column in columns)
+    tiles = " or ".join(f"{other.tile_m}x{other.tile_n}" for other in fitting if other)
+    return f"; with {config.num_stages} stages and this schedule {'a tile of ' if tiles else 'no tile'}{tiles} fits"
 
 
 def tune(
@@ -198,38 +172,17 @@ def tune(
     ranked = []
     fits = {}
     for config in configs:
-        program = as_program(config)
+        kernel = kernel_of(config)
+        program = kernel.as_program()
         if program not in fits:
-            fits[program] = _rings_fit(program, machine) and not misfit(program, machine)
+            fits[program] = not misfit(program.config, machine)
         if not fits[program]:
             continue
         simulated = estimate(problem, config, machine, clock_mhz)
         bound = lower_bound(problem, config, machine, clock_mhz).cycles
         gap = simulated.cycles / bound - 1
-        marks = _is_gluon_buildable(problem, config), _is_peers_choice(problem, config)
-        ranked.append(Ranked(config, simulated, gap, *marks))
+        ranked.append(Ranked(config, simulated, gap, kernel.is_chosen(problem, OURS), kernel.is_chosen(problem, PEER)))
     return sorted(ranked, key=lambda r: (r.estimate.cycles, r.estimate.cta_cycles))
-
-
-def _is_gluon_buildable(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Tell whether a launch of ours can take this tile and schedule; a backward has exactly one for each problem."""
-    if isinstance(config, BackwardSchedule):
-        return config == shipped_schedule(problem, OURS)
-    return is_launchable(problem, config)
-
-
-def _is_peers_choice(problem: AttentionProblem, config: AnyConfig) -> bool:
-    """Tell whether FlashAttention-3 has a kernel for the problem and chooses this tile and schedule by itself."""
-    if isinstance(config, BackwardSchedule):
-        return config == shipped_schedule(problem, PEER)
-    peer = FAMILIES[PEER]
-    chosen = None if peer.refuses(problem) else peer.shipped(problem)
-    if chosen is None:
-        return False
-    splits = peer.splits(problem, chosen.tile_m, chosen.tile_n)
-    packs = peer.packs(problem, chosen.tile_m, splits)
-    c = config
-    return c == Config(c.dtype, c.head_dim, num_splits=splits, pack_gqa=packs, family=c.family, **chosen._asdict())
 
 
 def regret(ranked: list[Ranked], among: list[Ranked]) -> float | None:

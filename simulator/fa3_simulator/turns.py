@@ -1,6 +1,6 @@
 """The turns of a deterministic backward: in which order key tiles add their parts of dQ to a row block.
 
-:mod:`fa3_simulator.run` asks for :func:`makespan` alone; the rest is for it and for tests of the orders.
+:func:`in_turn` is what a launch asks for; the rest is for it and for tests of the orders.
 
 Every order ranks the key tiles that see a row block. A CTA may add its part when the part before is visible in memory.
 An order is written as a program whose actors are CTAs: :mod:`fa3_simulator.engine` times it and finds the deadlock
@@ -25,11 +25,14 @@ from collections.abc import Iterator, Sequence
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_kernels.plan.tile_order import assign
+from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine
-from fa3_simulator.backward_launch import KeyTile
+from fa3_simulator.backward_launch import KeyTile, key_tiles
+from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import costs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Builder, Mbarrier, Program, Slot, Work
+from fa3_simulator.schedules import TileBlocks
 
 RowBlock = tuple[int, int]  # head and row block
 # Cycles of a CTA in three places: for one row block; for a tile beside its row blocks; to add and signal a part of dQ.
@@ -102,6 +105,26 @@ def turns_program(
                 add.arrive(_signal(tile.head, block, turn + 1))
             add.arrive(empty)
     return builder.build()
+
+
+def in_turn(
+    problem: AttentionProblem,
+    schedule: BackwardSchedule,
+    machine: Machine,
+    clock_mhz: float,
+    block: float,
+    start: float,
+    _tiles: Sequence[TileBlocks],
+    _cycles: float,
+) -> tuple[float, float]:
+    """Return the cycles of the last CTA where key tiles take turns, with what it waits, and 0 cycles beside these.
+
+    A CTA that never waits takes ``block`` cycles for a row block and ``start`` for a tile beside them.
+    """
+    size = 4 * schedule.tile_m * schedule.head_dim
+    waits = 1 if schedule.signals_early else 2  # trips to L2: to read the turn, and for the sum to become visible
+    added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * clock_mhz / 1000
+    return makespan(key_tiles(problem, schedule), schedule.turns, (block, start, added), machine), 0.0
 
 
 def makespan(tiles: Sequence[KeyTile], turns: str, cycles: StepCycles, machine: Machine) -> float:

@@ -60,14 +60,10 @@ def _step(config: Config) -> _Step:
     return config.is_fp8, config.promotion_interval > 0, d, v, config.tile_n
 
 
-def estimated(config: object) -> list[str]:
-    """Return in words what is estimated of a schedule because nobody compiled such a tile.
-
-    It is empty for a tile that was compiled, and for a backward, which does not use these counts.
-    """
-    if not isinstance(config, Config) or (config.traits.is_built_here and _step(config) in _counted()):
-        return []
-    return ["instructions of a step beside its arithmetic"]
+def estimated(config: Config) -> list[str]:
+    """Return in words what is estimated of a schedule because nobody compiled such a tile; empty if it was compiled."""
+    is_counted = config.traits.is_built_here and _step(config) in _counted()
+    return [] if is_counted else ["instructions of a step beside its arithmetic"]
 
 
 def other_instructions(config: Config) -> int:

@@ -9,10 +9,10 @@ import pytest
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.contention import LaunchTiles, Steps, Tile, ends, launched_tiles
+from fa3_simulator.contention import LaunchTiles, Steps, Tile, ends
+from fa3_simulator.forward_launch import launched_tiles, moved_bytes, takes_from_counter
 from fa3_simulator.machine import load
-from fa3_simulator.run import estimate, moved_bytes, row_tiles
-from fa3_simulator.tile_queue import takes_from_counter
+from fa3_simulator.run import estimate
 
 H200 = load("h200")
 STEPS = Steps(1000.0, 50.0, 10.0, 2, 2, 1000, 500, 400)
@@ -90,7 +90,7 @@ def test_a_long_dense_launch_hardly_waits() -> None:
 def test_a_launch_asks_hbm_for_every_tensor_once(family: str, causal: bool) -> None:
     shape = problem(512, batch=4, causal=causal, nheads=8, nheads_kv=4)
     config = default_config(shape, family=family, num_splits=1)
-    tiles = launched_tiles(shape, config, [[tile] for tile in row_tiles(shape, config)], 132)
+    tiles = launched_tiles(shape, config, 132)
     assert len(tiles.tiles) == 4 * 8 * -(-512 // config.tile_m)
     assert sorted(tiles.mine) == list(range(len(tiles.tiles) if family == "gluon" else 0))
     half, rows = config.tile_n * config.head_dim * 2, config.tile_m * config.head_dim * 2
@@ -104,7 +104,7 @@ def test_a_launch_asks_hbm_for_every_tensor_once(family: str, causal: bool) -> N
 
 def test_parts_of_the_keys_are_loaded_where_they_begin() -> None:
     shape, config = AttentionProblem(1, 8, 8, 1, 2048, 128), Config(num_splits=3)
-    tiles = launched_tiles(shape, config, [row_tiles(shape, config)], 132)
+    tiles = launched_tiles(shape, config, 132)
     assert {tuple(tile.tolist()) for tile in tiles.tiles if tile[0] == 5} == {(5, 0, 6), (5, 6, 6), (5, 12, 4)}
 
 

@@ -19,23 +19,15 @@ from fa3_simulator import engine
 from fa3_simulator.costs import costs
 from fa3_simulator.cta import EXACT_BLOCKS, TimedCta, kernel_of
 from fa3_simulator.forward import Forward, forward
+from fa3_simulator.forward_launch import row_tiles, tile_heads
 from fa3_simulator.hazards import check
+from fa3_simulator.launch import Launch, flops
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import ledger, measure
 from fa3_simulator.program import Op, Program
 from fa3_simulator.roofline import lower_bound, roofline
-from fa3_simulator.run import (
-    all_tiles,
-    estimate,
-    flops,
-    launched,
-    longest_cta,
-    moved_bytes,
-    row_tiles,
-    tiles_of,
-)
+from fa3_simulator.run import estimate, launched
 from fa3_simulator.schedules import TileBlocks, read_switches, registers_needed, serializes, switches
-from fa3_simulator.tile_queue import tile_heads
 from fa3_simulator.tune import candidates, misfit, tune
 
 H200 = load("h200")
@@ -241,7 +233,7 @@ def test_a_causal_launch_is_compiled_for_its_mask() -> None:
     assert [launched(problem(1, 1, 512, 512, c), promoted).integer_max for c in (False, True)] == [True, False]
     large = replace(promoted, head_dim=256, tile_m=128)
     for branched in (large, replace(large, head_dim=128), replace(large, promotion_interval=0)):
-        assert [t.masked for t in row_tiles(problem(1, 1, 512, 512, True), branched)] == [1] * 4
+        assert [t.masked for (t,) in row_tiles(problem(1, 1, 512, 512, True), branched)] == [1] * 4
 
 
 def test_p_v_in_more_parts_takes_longer() -> None:
@@ -347,7 +339,7 @@ def test_faster_hardware_gains_or_loses_little() -> None:
 )
 def test_every_visible_pair_lies_in_a_visited_block(seqlen_q: int, seqlen_k: int, causal: bool, tile_n: int) -> None:
     shape, schedule = problem(1, 1, seqlen_q, seqlen_k, causal), Config(tile_n=tile_n, family="flash3")
-    tiles = row_tiles(shape, schedule)
+    tiles = [tile for (tile,) in row_tiles(shape, schedule)]
     assert len(tiles) == -(-seqlen_q // 128)
     rows = np.arange(seqlen_q)
     seen = np.clip(rows + seqlen_k - seqlen_q + 1, 0, seqlen_k) if causal else np.full(seqlen_q, seqlen_k)
@@ -370,7 +362,7 @@ def test_row_tiles_are_those_our_kernels_are_launched_with(seqlen_q, seqlen_k, c
     launch = kernel.Shape((seqlen_q,), (seqlen_k,), 2 * group, 2, right=right, pack_gqa=pack_gqa)
     config = Config(tile_m=tile[0], tile_n=tile[1], pack_gqa=pack_gqa)
     shape = problem(1, 2 * group, seqlen_q, seqlen_k, causal, nheads_kv=2)
-    tiles = row_tiles(shape, config)
+    tiles = [tile for (tile,) in row_tiles(shape, config)]
     assert [t.blocks for t in tiles if t.blocks] == [item.blocks for item in kernel.items(launch, 0, *tile)]
     assert len(tiles) * tile_heads(shape, config) == kernel.count_items(launch, tile[0])
 
@@ -385,11 +377,15 @@ def test_packed_rows_of_flash_attention_3_run_on_across_positions() -> None:
 def test_heads_that_share_a_tile_load_their_keys_once() -> None:
     shape = problem(1, 8, 1, 4096, nheads_kv=2)
     packed, unpacked = (
-        tile_heads(shape, config) * sum(t.blocks for t in row_tiles(shape, config))
+        tile_heads(shape, config) * sum(t.blocks for (t,) in row_tiles(shape, config))
         for config in (Config(pack_gqa=True), Config())
     )
     assert unpacked == 4 * packed == 4 * 2 * 4096 // 128
     assert flops(shape, 128) == 4 * 8 * 4096 * 128
+
+
+def launch_of(shape: AttentionProblem, config: Config) -> Launch:
+    return kernel_of(config).launch(shape, H200, 1980.0)
 
 
 def test_masks_that_no_program_is_written_for_are_refused() -> None:
@@ -402,7 +398,7 @@ def test_no_launch_ends_before_hbm_has_moved_every_tensor_once() -> None:
     """32 x 8192 keys of 8 heads, read by one tile each: 1.07 GB."""
     shape, config = problem(32, 32, 1, 8192, nheads_kv=8), Config(pack_gqa=True)
     found, bound = estimate(shape, config, H200), roofline(shape, config, H200)
-    assert moved_bytes(shape, config) == pytest.approx(32 * 128 * 2 * (2 * 8 * 8192 + 2 * 32))
+    assert launch_of(shape, config).hbm_bytes == pytest.approx(32 * 128 * 2 * (2 * 8 * 8192 + 2 * 32))
     assert bound.binds == "hbm"
     launch = H200["launch_cycles"] + H200["drain_cycles"]
     assert found.cycles - launch == found.hbm_cycles == bound.cycles > found.cta_cycles
@@ -413,7 +409,7 @@ def test_no_launch_ends_before_hbm_has_moved_every_tensor_once() -> None:
 def test_tiles_with_a_cta_each_follow_one_another_without_overlap() -> None:
     shape = problem(1, 264, 128, 1024)
     kept, fresh = (Config(family=family) for family in ("flash3", "flash4"))
-    (tile, again) = longest_cta(shape, fresh, 132)
+    (tile, again) = launch_of(shape, fresh).longest(132)
     assert tile == again
     assert estimate(shape, fresh, H200).cta_cycles == 2 * cycles(fresh, [tile], clock=1980.0)
     assert estimate(shape, kept, H200).cta_cycles < estimate(shape, fresh, H200).cta_cycles
@@ -428,8 +424,8 @@ def test_where_hbm_binds_the_schedule_with_the_most_room_is_ranked_first() -> No
 
 def test_the_longest_cta_has_at_least_the_average_work() -> None:
     shape = problem(4, 16, 4096, 4096, True)
-    total = shape.batch * shape.nheads * sum(tile.blocks for tile in row_tiles(shape, Config()))
-    longest = sum(tile.blocks for tile in longest_cta(shape, Config(), 132))
+    total = shape.batch * shape.nheads * sum(tile.blocks for (tile,) in row_tiles(shape, Config()))
+    longest = sum(tile.blocks for tile in launch_of(shape, Config()).longest(132))
     assert total / 132 <= longest <= 1.05 * total / 132
 
 
@@ -437,10 +433,9 @@ def test_the_longest_cta_has_at_least_the_average_work() -> None:
 def test_extrapolated_ctas_agree_with_simulated_ones(causal: bool) -> None:
     shape = problem(2, 16, 8192, 8192, causal)
     cta = TimedCta(kernel_of(Config()), H200, 1980.0)
-    tiles = tiles_of(shape, cta, Config())
-    assert sum(tile.blocks for tile in tiles) > EXACT_BLOCKS
-    exact, tensor, _, smem = cta.exact(tiles)
     found = estimate(shape, Config(), H200)
+    assert sum(tile.blocks for tile in found.tiles) > EXACT_BLOCKS
+    exact, tensor, _, smem = cta.exact(found.tiles)
     assert found.cta_cycles == pytest.approx(exact, rel=0.01)
     assert found.tensor_cycles == pytest.approx(tensor, rel=1e-9)
     assert found.smem_cycles == pytest.approx(smem, rel=1e-3)
@@ -465,7 +460,7 @@ def test_the_lower_bound_counts_visible_pairs_once() -> None:
 @pytest.mark.parametrize(("num_splits", "sizes"), [(1, [7]), (2, [4, 3]), (3, [3, 3, 1]), (5, [2, 2, 2, 1])])
 def test_parts_of_the_keys_are_the_kernels(num_splits: int, sizes: list[int]) -> None:
     asked = replace(problem(1, 1, 128, 7 * 128), causal=True)
-    tiles = row_tiles(asked, Config(num_splits=num_splits))
+    (tiles,) = row_tiles(asked, Config(num_splits=num_splits))
     assert [tile.blocks for tile in tiles] == sizes
     assert [tile.masked for tile in tiles] == [0] * (len(sizes) - 1) + [1]
 
@@ -505,25 +500,27 @@ def test_flash_attention_3_copies_packed_queries_in_its_consumers_which_costs_a_
 def test_under_a_causal_mask_flash_attention_3_takes_tiles_from_a_counter_in_sections_of_l2() -> None:
     """K and V of a head are 8 MiB at 16k keys, so that four heads are in flight; the last rows of each come first."""
     shape, upstream = problem(1, 16, 16384, 16384, causal=True), Config(family="flash3", tile_n=176)
-    order = all_tiles(shape, upstream)
+    order = list(launch_of(shape, upstream).tiles)
     assert len(order) == 16 * 128
     first = order[: 4 * 128]
     assert first == sorted(first, key=lambda tile: -tile.blocks)
     assert order == first * 4
     dense = replace(shape, causal=False)
-    assert longest_cta(dense, upstream, 132) == longest_cta(dense, replace(upstream, family="gluon"), 132)
+    ours = replace(upstream, family="gluon")
+    assert launch_of(dense, upstream).longest(132) == launch_of(dense, ours).longest(132)
 
 
 def test_tiles_of_our_kernels_are_handed_out_as_their_static_schedule_has_it() -> None:
     """At 2048 keys 16 heads share L2, so that short tiles of some come in front of long ones of others."""
     shape, config = problem(8, 16, 2048, 2048, causal=True), Config()
     table = kernel.static_schedule(shape_of(shape), 132, tile_m=128, tile_n=128, head_dim=128)
-    rows = row_tiles(shape, config)
+    rows = [tile for (tile,) in row_tiles(shape, config)]
+    launch = launch_of(shape, config)
     by_cta = {tuple(rows[entry % 2**20] for entry in mine if entry >= 0) for mine in table.tolist()}
-    assert all_tiles(shape, config) != sorted(all_tiles(shape, config), reverse=True)
+    assert list(launch.tiles) != sorted(launch.tiles, reverse=True)
     assert len(by_cta) > 10
     for tile_cost in (0.0, 0.6, 5.0):
-        longest = longest_cta(shape, config, 132, tile_cost)
+        longest = launch.longest(132, tile_cost)
         assert longest in by_cta
         assert all(work(longest, tile_cost) >= work(mine, tile_cost) for mine in by_cta)
 
@@ -535,11 +532,11 @@ def work(tiles: tuple[TileBlocks, ...], tile_cost: float) -> float:
 def test_who_is_free_first_is_decided_by_what_tiles_take() -> None:
     """A tile that costs much beside its blocks makes short tiles dear, so that the last CTA has another mix."""
     shape, upstream = problem(2, 16, 4096, 4096, causal=True), Config(family="flash3", tile_n=176)
-    cta = TimedCta(kernel_of(upstream), H200, 1980.0)
-    found = tiles_of(shape, cta, upstream)
-    assert sum(tile.blocks for tile in found) != sum(t.blocks for t in longest_cta(shape, upstream, 132, 20.0))
-    slow = TimedCta(kernel_of(upstream), changed(H200, cold_code_cycles=20000), 1980.0)
-    assert sum(t.blocks for t in tiles_of(shape, slow, upstream)) != sum(t.blocks for t in found)
+    found = estimate(shape, upstream, H200).tiles
+    dear = launch_of(shape, upstream).longest(132, 20.0)
+    assert sum(tile.blocks for tile in found) != sum(tile.blocks for tile in dear)
+    slow = estimate(shape, upstream, changed(H200, cold_code_cycles=20000)).tiles
+    assert sum(tile.blocks for tile in slow) != sum(tile.blocks for tile in found)
 
 
 def test_time_is_at_least_the_roofline() -> None:

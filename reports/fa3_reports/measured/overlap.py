@@ -21,7 +21,7 @@ from fa3_simulator.cta import kernel_of
 from fa3_simulator.engine import simulate
 from fa3_simulator.machine import Machine
 from fa3_simulator.overlap import Overlap, measure, softmax_ticks
-from fa3_simulator.run import all_tiles, estimate, launched
+from fa3_simulator.run import estimate, launched
 from fa3_simulator.schedules import TileBlocks, read_switches
 from fa3_simulator.timeline import bars
 from fa3_simulator.what_if import speedups
@@ -111,7 +111,7 @@ def launches(path: Path, machine: Machine) -> Iterator[Launch]:
         config = launched(row.problem, row.config)
         assert isinstance(config, Config)
         cta = cta_of(config, machine, row.clock_mhz)
-        steps = sum(tile.blocks for tile in all_tiles(row.problem, row.config)) / machine["sms"]
+        steps = kernel_of(config).launch(row.problem, machine, row.clock_mhz).blocks / machine["sms"]
         softmax = steps * cta.softmax_cycles
         counts = counted[row.line]
         measured = Shares.of(row.cycles, counters.tensor_cycles(counts), softmax)

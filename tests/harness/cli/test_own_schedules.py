@@ -10,10 +10,10 @@ from click.testing import CliRunner
 import fa3verify
 from fa3_kernels.plan.choose import config_of, is_launchable
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.contention import launched_tiles
 from fa3_simulator.forward_choice import schedule_for
+from fa3_simulator.forward_launch import launched_tiles, moved_bytes
 from fa3_simulator.machine import load
-from fa3_simulator.run import moved_bytes, operations, row_tiles
+from fa3_simulator.run import operations
 from fa3_simulator.tune import candidates, misfit, tune
 from fa3verify.cli.main import main
 
@@ -120,7 +120,7 @@ def test_the_longest_keys_and_queries_that_a_launch_counts_are_simulated() -> No
     assert fa3verify.simulate(decoding).cycles > 1e10
     assert fa3verify.simulate(AttentionProblem(1, 1, 1, 2**20, 2**20, 128, causal=True)).cycles > 1e8
     config = schedule_for(decoding)
-    kept = launched_tiles(decoding, config, [row_tiles(decoding, config)], 132).tiles
+    kept = launched_tiles(decoding, config, 132).tiles
     assert (kept[:, 1] + kept[:, 2]).max() == 64 * 132  # blocks, of 16.7 million
 
 

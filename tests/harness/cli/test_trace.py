@@ -113,9 +113,9 @@ def test_a_refused_timeline_leaves_the_simulated_one_and_1(recorder: Recorder, t
         (("--clock-mhz", 1500), "does not take --clock-mhz"),
         (("--backward",), "does not take --backward"),
         (("--p-in-smem",), "does not take --p-in-smem"),
-        (("--kernel", "flash3"), "got flash3 with 2 and 2"),
-        (("--stages", 3, "--tile", "128x64"), "got gluon with 3 and 2"),
-        (("--schedule", "overlap3", "--tile", "128x64"), "got gluon with 2 and 3"),
+        (("--kernel", "flash3"), "got flash3 with 2 stages and pingpong+overlap"),
+        (("--stages", 3, "--tile", "128x64"), "got gluon with 3 stages and pingpong+overlap"),
+        (("--schedule", "overlap3", "--tile", "128x64"), "got gluon with 2 stages and overlap3"),
     ],
 )
 def test_what_our_kernel_does_not_run_is_not_measured(options: tuple, message: str, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from fa3_reports.bench.cells import Cell
 from fa3_reports.measured import counters, overlap, timings
 from fa3_reports.measured.counters import METRICS, Launched
 from fa3_reports.stored import read_csv
+from fa3_simulator.cta import kernel_of
 from fa3_simulator.machine import load
 from fa3_simulator.roofline import tensor_cycles_per_block
-from fa3_simulator.run import all_tiles
 from tests.sampling import sampled
 
 CELL = Cell("paper", "fp16", 1, 1024, 1024, 4, 4, 128, False)
@@ -130,7 +130,7 @@ def test_tensor_cores_work_as_long_as_the_gemms_take_at_the_documented_rate(path
     found = list(overlap.launches(path, machine))
     assert len(found) > 3
     for x in found:
-        blocks = sum(tile.blocks for tile in all_tiles(x.problem, x.config))
+        blocks = kernel_of(x.config).launch(x.problem, machine, machine["max_clock_mhz"]).blocks
         expected = blocks * tensor_cycles_per_block(x.config, machine) / machine["sms"]
         assert counters.tensor_cycles(x.row) == pytest.approx(expected, rel=2e-3), x.row["kernel"]
 
