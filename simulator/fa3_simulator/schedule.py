@@ -178,13 +178,28 @@ class Warps(PlacedStream):
             known = list(self.program.gemms.index)[gemm]
             self.rows[i] = (op, self.program.gemms(known._replace(is_open=True)), a, b, accumulator)
 
-    def mma_sync(self, name: str, *, acc: Slot, n: int, k: int, m: int = 64, bits: int = 16, reads: Slots = ()) -> None:
-        """Compute a product by ``mma.sync`` of four warps, which wait for it; ``reads`` is what ``ldmatrix`` read."""
+    def mma_sync(
+        self,
+        name: str,
+        *,
+        acc: Slot,
+        n: int,
+        k: int,
+        m: int = 64,
+        bits: int = 16,
+        reads: Slots = (),
+        waits: bool = True,
+    ) -> None:
+        """Compute a 16-bit product by ``mma.sync`` of four warps, which wait for it; ``reads`` is read by ``ldmatrix``.
+
+        Without ``waits`` they do other work meanwhile, as where the next fragments are read, until :meth:`wgmma_wait`.
+        """
         for slot in _listed(reads):
             self.read(slot)
-        gemm = Gemm(name, m // 64 * (k * bits // 256), n, bits, True, MMA_RATE)
+        gemm = Gemm(name, m // 64 * (k // 16), n, 16, True, MMA_RATE)
         self.issue(gemm, None, Slot(f"registers of {self.name}", 0), acc)
-        self.wgmma_wait(0)
+        if waits:
+            self.wgmma_wait(0)
 
     def vector(self, name: str, elements: int = 0, *, chunks: int = 0, **counts: float) -> None:
         """Do arithmetic: instructions of a warp by pipe, for each of the ``elements`` that a lane has, or in all.
