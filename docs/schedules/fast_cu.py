@@ -32,7 +32,7 @@ def one_warpgroup(cta, tiles, *, bm=128, bn=128, registers=200, addresses=38):
             for slot, barrier in full.items():
                 w.tma_load(barrier, slot)
             for barrier in full.values():
-                w.arrive(barrier, threads=WARPGROUP - 1)
+                w.arrive(barrier)
             for barrier in full.values():
                 w.wait(barrier, step)
             w.syncthreads(everyone)
@@ -68,13 +68,13 @@ def queue(cta, tiles, *, bn=256, stages=3, consumers=2, registers=240, persisten
         for tile in tiles:
             c.vector("memset d", rows * bn // WARPGROUP, other=0.5)
             for _ in range(tile.blocks):
-                c.arrive(ring.full[use % stages], threads=WARPGROUP)
+                c.arrive(ring.full[use % stages])
                 stage = c.wait_full(ring)
                 use += 1
                 c.vector("addresses", other=addresses)
                 c.wgmma("A B", a=stage["A"], b=stage["B"], acc=acc, m=rows, n=bn, k=BK)
                 c.wgmma_wait(0)
-                c.release(stage, threads=WARPGROUP)
+                c.release(stage)
             c.read(acc)
             c.global_store(HALF_SECTORS * rows * bn * 2)
     p = cta.warp("producer", registers=24)

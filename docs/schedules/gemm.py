@@ -65,8 +65,8 @@ def cooperative(cta, tiles, *, bm=128, bn=256, bk=64, stages=3, parts=2, cluster
         out = [cta.smem(f"C.{w}[{i}]", rows * 64 * 2) for i in range(parts)]
         c = cta.warpgroup(f"consumer {w}", registers=232)
         acc = c.fragment("C", bn, rows=rows)
-        for _tile in tiles:
-            last = multiply(c, ring, _tile, acc, {"m": rows, "n": bn, "k": bk})
+        for tile in tiles:
+            last = multiply(c, ring, tile, acc, {"m": rows, "n": bn, "k": bk})
             c.wgmma_wait(0)
             c.release(last)
             store(c, out, barrier, acc, rows, bn)
@@ -95,7 +95,7 @@ def pingpong(cta, tiles, *, bm=64, bn=256, bk=64, stages=4, parts=2, cluster=2):
                 c.wait(turn[w], (number - 1) // 2)
 
         def give(turn, c=c, w=w):
-            c.arrive(turn[1 - w], threads=WARPGROUP)
+            c.arrive(turn[1 - w])
 
         use = 0
         for number, tile in enumerate(tiles):
