@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from fa3verify.files import Json
 if TYPE_CHECKING:
     from fa3_simulator.accounts import Traced
     from fa3_simulator.described import Choice, Timed
-    from fa3_simulator.description import Schedule
+    from fa3_simulator.description import Schedule, Values
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
     from fa3_simulator.unbounded import Proof
@@ -206,11 +206,11 @@ def ranges_of(over: Sequence[str]) -> dict[str, list[Any]]:
     return ranges
 
 
-def _words(values: Mapping[str, Any]) -> str:
+def _words(values: Values) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def print_choices(choices: Sequence[Choice], otherwise: Mapping[str, Any], top: int) -> None:
+def print_choices(choices: Sequence[Choice], otherwise: Values, top: int) -> None:
     """Print a ranking of described schedules, with a bar for the time of each, and its first in a sentence.
 
     ``otherwise`` are the values that would be first if vector counts were higher.
@@ -286,7 +286,8 @@ def traced_family(kernel: str, options: Options, clock: float | None) -> Traced:
         mine[name] = known[name].process_value(context, value)
     problem, config, machine = setup(mine)
     found = estimate(problem, config, machine, clock)
-    return Traced(kernel, found, *trace_cta(kernel_of(config), machine, clock, first_blocks(found.tiles)))
+    program, tables, trace = trace_cta(kernel_of(config), machine, clock, first_blocks(found.tiles))
+    return Traced(kernel, found, program, tables, trace)
 
 
 def simulate(kernels: Sequence[str], options: Options, clock: float | None) -> tuple[Json, list[Traced], Machine]:

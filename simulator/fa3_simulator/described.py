@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from fa3_simulator import run, unbounded
 from fa3_simulator.cta import Kernel, TimedCta
-from fa3_simulator.description import Schedule
+from fa3_simulator.description import Schedule, Values
 from fa3_simulator.footprint import Hazard, footprint
 from fa3_simulator.launch import Launch
 from fa3_simulator.machine import Machine
@@ -115,7 +115,7 @@ def hazards(schedule: Schedule, machine: Machine) -> Proof:
 class Choice(NamedTuple):
     """A schedule of a ranking: what was found, or why it does not fit."""
 
-    values: Mapping[str, Any]
+    values: Values
     timed: Timed | None
     misfit: str = ""
 

@@ -22,7 +22,7 @@ import it as :mod:`fa3verify.schedule`; ``docs/schedule.md`` is the tutorial.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
@@ -34,6 +34,7 @@ from fa3_simulator.launch import Launch, Tiles, tiles_of
 from fa3_simulator.program import NamedBarrier, Program, Work
 from fa3_simulator.schedule import Cta
 
+Values = Mapping[str, Any]  # of parameters, by their names
 START_CYCLES = 600  # from the end of a CTA to the first instruction of the next one in its place; assumed
 
 
@@ -53,7 +54,7 @@ class Schedule:
         given = [f"{name}={value}" for name, value in self.values if value != self.description.parameters[name]]
         return f"{self.description.name}({', '.join(given)})" if given else self.description.name
 
-    def _of(self, function: Callable[..., Any]) -> dict[str, Any]:
+    def _of(self, function: Callable[..., Any]) -> Values:
         known = signature(function).parameters
         return {name: value for name, value in self.values if name in known}
 
@@ -124,7 +125,7 @@ class Description:
         return self.build.__name__
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Values:
         """The parameters of kernel and launch, with their defaults."""
         own = [p for p in signature(self.build).parameters.values() if p.kind == Parameter.KEYWORD_ONLY]
         beside = signature(self.launcher).parameters.values() if self.launcher else ()
@@ -140,7 +141,7 @@ class Description:
         known = self.parameters
         for name in given:
             require(name in known, f"{self.name} has no parameter {name}; it has {', '.join(known)}")
-        return Schedule(self, tuple(sorted((known | given).items())))
+        return Schedule(self, tuple(sorted({**known, **given}.items())))
 
 
 def kernel(build: Callable[..., None]) -> Description:

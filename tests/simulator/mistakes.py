@@ -61,7 +61,13 @@ FRESH = (
         "        c.store_wait(len(parts) - 1)\n        c.bar_sync(barrier)\n",
         "        c.store_wait(len(parts) - 1)\n",
     ),
-    _gemm("cooperative", "both consumers stage in the same bytes", "slot C[", 'cta.smem(f"C.{w}[{i}]", rows', 'cta.smem(f"C[{i}]", rows'),
+    _gemm(
+        "cooperative",
+        "both consumers stage in the same bytes",
+        "slot C[",
+        'cta.smem(f"C.{w}[{i}]", rows',
+        'cta.smem(f"C[{i}]", rows',
+    ),
     _gemm(
         "pingpong",
         "the turn of epilogues is not passed on",
@@ -83,7 +89,13 @@ FRESH = (
         "                for both in rings:\n                    p.load_only(",
         "                for both in [ring]:\n                    p.load_only(",
     ),
-    _gemm("cluster", "both arrivals go to the own CTA", "AB_empty", "c.arrive(both.empty[stage.index])", "c.arrive(ring.empty[stage.index])"),
+    _gemm(
+        "cluster",
+        "both arrivals go to the own CTA",
+        "AB_empty",
+        "c.arrive(both.empty[stage.index])",
+        "c.arrive(ring.empty[stage.index])",
+    ),
     _gemm(
         "one_warpgroup",
         "A is not waited for",
@@ -92,7 +104,13 @@ FRESH = (
         "            for barrier in list(full.values())[1:]:\n                w.wait(barrier, step)",
     ),
     _gemm("one_warpgroup", "the products are not waited for", "sA", "            w.wgmma_wait(0)\n", ""),
-    _gemm("queue", "full does not count the consumers' threads", "AB_full", "full_arrivals=1 + consumers", "full_arrivals=1"),
+    _gemm(
+        "queue",
+        "full does not count the consumers' threads",
+        "AB_full",
+        "full_arrivals=1 + consumers",
+        "full_arrivals=1",
+    ),
     _gemm(
         "fast_queue",
         "the producer loads one stage too many",
@@ -110,7 +128,13 @@ FRESH = (
         "            exponentials(scores)\n            c.arrive(q_empty)\n            for block",
     ),
     _attention("flash3", "O is written while others read V", "slot O.|V[0]", "            c.bar_sync(read)\n", ""),
-    _attention("flash3", "the producer waits for O of this tile", "O_stored", "p.wait(stored, number - 1)", "p.wait(stored, number)"),
+    _attention(
+        "flash3",
+        "the producer waits for O of this tile",
+        "O_stored",
+        "p.wait(stored, number - 1)",
+        "p.wait(stored, number)",
+    ),
     _attention(
         "flash2",
         "the next K is copied over the one that is read",

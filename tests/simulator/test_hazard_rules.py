@@ -651,9 +651,9 @@ def test_every_place_that_reports_has_a_case() -> None:
             reached.add(sys._getframe(1).f_lineno)
             super().report(kind, text)
 
-        def race(self, slot: int, first: str, second: str, why: str = "") -> None:
+        def race(self, slot: int, first: str, second: str, why: str = "", kind: str = "race") -> None:
             reached.add(sys._getframe(1).f_lineno)
-            super().race(slot, first, second, why)
+            super().race(slot, first, second, why, kind)
 
     for rule in RULES:
         Seen(rule.program(faulty=True)).run()
