@@ -201,6 +201,7 @@ def tutorial(cta, tiles, *, d=128, bm=128, bn=64, stages=2):
     threads, rows = WARPGROUP * warpgroups, bm // warpgroups
     scores, outputs = rows * bn // WARPGROUP, rows * d // WARPGROUP
     q, q_full = cta.smem("Q", bm * d * 2), cta.mbarrier("Q_full")
+    out = [cta.smem(f"O.{w}", rows * d * 2, at=(q, w * rows * d * 2)) for w in range(warpgroups)]
     keys, values = (cta.ring(name, stages, bn * d * 2, consumers=warpgroups) for name in "KV")
     everyone = cta.named_barrier("__syncthreads", threads, 0)
     for w in range(warpgroups):
@@ -251,7 +252,7 @@ def tutorial(cta, tiles, *, d=128, bm=128, bn=64, stages=2):
             c.delay("cold_code_cycles")
             c.vector("normalise O", outputs, fma=1, convert=0.5)
             c.bar_sync(everyone)
-            c.write(q)
+            c.write(out[w])
             c.vector("O to shared memory", outputs, other=0.125, smem_bytes=rows * d * 2)
             c.fence()
             c.bar_sync(everyone)

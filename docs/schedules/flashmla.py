@@ -8,6 +8,8 @@ from fa3verify.schedule import Launch, kernel
 
 WARPGROUP = 128  # threads
 TILE = 64 * 64 * 2  # bytes of 64 rows and 64 channels
+SECOND = (4, 5, 6, 7, 8, 0, 1, 2, 3)  # the order of the tiles of a second block
+BARRIERS = ("sScale0Ready", "sScale1Ready", "sP0Ready", "rO1sP0sV0RIssued", "__syncthreads")
 
 
 @kernel
@@ -24,23 +26,17 @@ def flashmla(cta, tiles, *, statistics=60):
     kv = [[cta.smem(f"sK{n}[{i}]", TILE, at=(blocks[n], i * TILE)) for i in range(9)] for n in range(2)]
     full = [[cta.mbarrier(f"barriers_K{n}[{i}]") for i in range(9)] for n in range(2)]
     p = [cta.smem("sP0", TILE), cta.smem("sP1", TILE, at=(q, 8 * TILE))]
-    out = cta.smem("sO", 8 * TILE, at=(blocks[0], 0))
-    halves = [cta.smem(f"sO.{w}", 4 * TILE, at=(out, w * 4 * TILE)) for w in range(2)]
-    maxima, sums = cta.smem("sM", 256), [cta.smem(f"sL_reduction_wksp.{w}", 256) for w in range(2)]
-    scales = [cta.smem(f"sScale{n}", 256) for n in range(2)]
-    everyone = cta.named_barrier("__syncthreads", 2 * WARPGROUP, 5)
-    scale_ready = [cta.named_barrier(f"sScale{n}Ready", 2 * WARPGROUP, n) for n in range(2)]
-    p0_ready = cta.named_barrier("sP0Ready", 2 * WARPGROUP, 2)
-    issued = cta.named_barrier("rO1sP0sV0RIssued", 2 * WARPGROUP, 3)
-    initialised = cta.named_barrier("sMInitialized", WARPGROUP, 4)
+    halves = [cta.smem(f"sO.{w}", 4 * TILE, at=(blocks[0], w * 4 * TILE)) for w in range(2)]
+    maxima, *scales = (cta.smem(name, 256) for name in ("sM", "sScale0", "sScale1"))
+    sums = [cta.smem(f"sL_reduction_wksp.{w}", 256) for w in range(2)]
+    *scale_ready, p0_ready, issued, everyone = (cta.named_barrier(name, 2 * WARPGROUP) for name in BARRIERS)
+    initialised = cta.named_barrier("sMInitialized", WARPGROUP)
     w0, w1 = both = [cta.warpgroup(f"warpgroup {w}", registers=255) for w in range(2)]
     s, o = [w.fragment("P", 64) for w in both], [w.fragment("O", 256) for w in both]
-    for w in both:
-        w.fragment("P, 16 bits", 64, bits=16)
-        w.fragment("Q, last tile", 64, bits=16)
+    _ = [w.fragment(name, 64, bits=16) for w in both for name in ("P, 16 bits", "Q, last tile")]
 
-    def load(w, n, first, last):
-        for i in range(first, last):
+    def load(w, n, order):
+        for i in order:
             w.load_only(full[n][i], [kv[n][i]], is_far=True)
 
     def scores(w, n, order, use):
@@ -51,80 +47,28 @@ def flashmla(cta, tiles, *, statistics=60):
 
     def softmax(w, n):
         w.read(s[n])
-        w.vector("row max", 32, alu=1)
-        w.vector("row reduction", shuffle=4)
+        w.vector("row max", chunks=8, alu=32, shuffle=4)
         w.read(maxima)
         w.vector("statistics", other=statistics, mufu=2)
         w.write(maxima)
         w.write(scales[n])
         w.read(o[n])
-        w.vector("rescale O", 128, fma=1)
-        w.vector("exp2", 32, fma=2, mufu=1, convert=0.5)
+        w.vector("rescale O and exp2", chunks=40, fma=128 + 64, mufu=32, convert=16)
 
-    def publish(w, n):
-        w.write(p[n])
-        w.vector("P to shared memory", 32, other=0.125, smem_bytes=TILE)
+    def write(w, slot, elements, **counts):
+        w.write(slot)
+        w.vector("to shared memory", elements, other=0.125, smem_bytes=slot.bytes, **counts)
 
     def fence(w):
         w.fence()
         w.delay("proxy_fence_cycles")
 
-    def step_of_first(left, use):
-        softmax(w0, 0)
-        w0.bar_arrive(scale_ready[0])
-        w0.wgmma("P V", a=None, b=kv[0][:4], acc=o[0], n=256, k=64)
-        w0.wgmma_wait(0)
-        w0.bar_sync(scale_ready[1])
-        if left > 2:
-            load(w0, 0, 0, 4)
-        w0.read(scales[1])
-        w0.vector("rescale P", 32, fma=1, convert=0.5)
-        publish(w0, 0)
-        fence(w0)
-        w0.bar_arrive(p0_ready)
-        if left > 1:
-            w0.bar_sync(issued)
-            w0.vector("rescale O", 128, fma=1)
-            w0.wgmma("P V", a=p[1], b=kv[1][:4], acc=o[0], n=256, k=64)
-        if left > 2:
-            scores(w0, 0, range(4), use)
-        if left > 3:
-            w0.wgmma_wait(4)
-            load(w0, 1, 0, 4)
-        if left > 2:
-            scores(w0, 0, range(4, 9), use)
-        w0.wgmma_wait(0)
-
-    def step_of_second(left, use):
-        w1.bar_sync(scale_ready[0])
-        w1.read(scales[0])
-        softmax(w1, 1)
-        w1.bar_arrive(scale_ready[1])
-        if left > 1:
-            publish(w1, 1)
-            w1.wgmma("P V", a=None, b=kv[1][4:8], acc=o[1], n=256, k=64)
-            fence(w1)
-        w1.bar_sync(p0_ready)
-        w1.wgmma("P V", a=p[0], b=kv[0][4:8], acc=o[1], n=256, k=64)
-        if left > 1:
-            w1.bar_arrive(issued)
-        if left > 3:
-            w1.wgmma_wait(1)
-            load(w1, 1, 4, 9)
-        if left > 2:
-            w1.wgmma_wait(0)
-            load(w1, 0, 4, 9)
-        if left > 3:
-            scores(w1, 1, (4, 5, 6, 7, 8, 0, 1, 2, 3), use)
-        w1.wgmma_wait(0)
-
     uses = [0, 0]  # how often each block's barriers have completed
     w0.tma_load(q_full, q, far=True)
     for number, tile in enumerate(tiles):
-        load(w0, 0, 0, 9)
+        load(w0, 0, range(9))
         if tile.blocks > 1:
-            load(w0, 1, 4, 9)
-            load(w0, 1, 0, 4)
+            load(w0, 1, SECOND)
         w0.write(maxima)
         for w in both:
             w.delay("cold_code_cycles")
@@ -138,12 +82,54 @@ def flashmla(cta, tiles, *, statistics=60):
         w0.bar_sync(initialised)
         w0.wgmma_wait(0)
         if tile.blocks > 1:
-            scores(w1, 1, (4, 5, 6, 7, 8, 0, 1, 2, 3), uses[1])
+            scores(w1, 1, SECOND, uses[1])
             w1.wgmma_wait(0)
         for left in range(tile.blocks, 0, -2):
             uses = [uses[0] + 1, uses[1] + (left > 1)]
-            step_of_first(left, uses[0])
-            step_of_second(left, uses[1])
+            softmax(w0, 0)
+            w0.bar_arrive(scale_ready[0])
+            w0.wgmma("P V", a=None, b=kv[0][:4], acc=o[0], n=256, k=64)
+            w0.wgmma_wait(0)
+            w0.bar_sync(scale_ready[1])
+            if left > 2:
+                load(w0, 0, range(4))
+            w0.read(scales[1])
+            write(w0, p[0], 32, fma=1, convert=0.5)
+            fence(w0)
+            w0.bar_arrive(p0_ready)
+            if left > 1:
+                w0.bar_sync(issued)
+                w0.vector("rescale O", 128, fma=1)
+                w0.wgmma("P V", a=p[1], b=kv[1][:4], acc=o[0], n=256, k=64)
+            if left > 2:
+                scores(w0, 0, range(4), uses[0])
+                if left > 3:
+                    w0.wgmma_wait(4)
+                    load(w0, 1, range(4))
+                scores(w0, 0, range(4, 9), uses[0])
+            w0.wgmma_wait(0)
+
+            w1.bar_sync(scale_ready[0])
+            w1.read(scales[0])
+            softmax(w1, 1)
+            w1.bar_arrive(scale_ready[1])
+            if left > 1:
+                write(w1, p[1], 32)
+                w1.wgmma("P V", a=None, b=kv[1][4:8], acc=o[1], n=256, k=64)
+                fence(w1)
+            w1.bar_sync(p0_ready)
+            w1.wgmma("P V", a=p[0], b=kv[0][4:8], acc=o[1], n=256, k=64)
+            if left > 1:
+                w1.bar_arrive(issued)
+            if left > 3:
+                w1.wgmma_wait(1)
+                load(w1, 1, range(4, 9))
+            if left > 2:
+                w1.wgmma_wait(0)
+                load(w1, 0, range(4, 9))
+            if left > 3:
+                scores(w1, 1, SECOND, uses[1])
+            w1.wgmma_wait(0)
         for n, w in enumerate(both):
             w.vector("row reduction", shuffle=4)
             w.write(sums[n])
@@ -152,16 +138,13 @@ def flashmla(cta, tiles, *, statistics=60):
             if n == 0 and number + 1 < len(tiles):
                 w.tma_load(q_full, q, far=True)
             w.read(o[n])
-            w.vector("normalise O", 128, fma=1, convert=0.5)
-            w.write(halves[n])
-            w.vector("O to shared memory", 128, other=0.125, smem_bytes=4 * TILE)
+            write(w, halves[n], 128, fma=1, convert=0.5)
             fence(w)
             w.bar_sync(everyone)
-            if n == 0:
-                w.tma_store(out)
-                w.store_wait()
-            if number + 1 < len(tiles):
-                w.bar_sync(everyone)
+            for half in halves if n == 0 else ():
+                w.tma_store(half)
+            w.store_wait()
+            w.bar_sync(everyone)
 
 
 @flashmla.launch
