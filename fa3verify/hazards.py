@@ -11,7 +11,7 @@ from itertools import product
 from typing import NamedTuple
 
 from fa3_kernels.audit.calls import plan_for
-from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.audit.shipped import ShippedLaunch, shipped
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS, Config
 from fa3_kernels.plan.families import FAMILIES, OURS
 from fa3_reference.problem import AttentionProblem, Dtype
@@ -60,7 +60,7 @@ def named() -> dict[str, AnyConfig]:
     return schedules
 
 
-def _of_launch(launch: Launch) -> AnyConfig:
+def _of_launch(launch: ShippedLaunch) -> AnyConfig:
     if launch.function == "backward":
         return shipped_schedule(launch.problem, OURS)
     return plan_for(launch).config

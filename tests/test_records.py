@@ -20,6 +20,7 @@ GROW = {
     "RowState",
     "Stream",
     "Times",
+    "Warps",
     "_Names",
 }
 HAVE_A_DICTIONARY = {

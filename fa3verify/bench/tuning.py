@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fa3_kernels.audit.calls import forward_calls
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.sass import tensor_loops
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
@@ -49,7 +49,7 @@ def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
     """Compile our kernel for sm_90a as a launch with this schedule would; an error becomes the note."""
     try:
         options = options_of(config, problem)
-        (call,) = forward_calls(Launch("tune", problem, options))
+        (call,) = forward_calls(ShippedLaunch("tune", problem, options))
         code = compile_call(call)
     except ValueError as error:
         return Built(note=f"refused: {error}")
@@ -69,7 +69,7 @@ def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> li
     ----------
     problem : AttentionProblem
     options : sequence of dict
-        Launch options, see :func:`options_of`.
+        ShippedLaunch options, see :func:`options_of`.
 
     Returns
     -------

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
-from click import get_current_context
 
 from fa3_reference.rules import require
 from fa3verify.cli.options import Options, group
@@ -19,7 +18,7 @@ from fa3verify.files import Json
 
 if TYPE_CHECKING:
     from fa3_simulator.accounts import Traced
-    from fa3_simulator.described import Choice, Timed
+    from fa3_simulator.described import Choice, TimedLaunch
     from fa3_simulator.description import Schedule, Values
     from fa3_simulator.machine import Machine
     from fa3_simulator.run import Estimate
@@ -54,7 +53,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
+    """Return the name and the value of a setting; ValueError for another text."""
     name, equals, value = text.partition("=")
     require(bool(name and equals), f"a setting is NAME=VALUE, got {text}")
     return name, value
@@ -71,7 +71,7 @@ def schedule_of(kernel: str, settings: Sequence[str] = ()) -> Schedule:
     path, _, name = place.partition(":")
     known = described(Path(path))
     require(name in known or (not name and len(known) == 1), f"name one of {path}: {', '.join(known)}")
-    values = {name: _value(value) for name, value in map(_pair, (*settings, *own))}
+    values = {name: _value(value) for name, value in map(pair, (*settings, *own))}
     return known[name or next(iter(known))](**values)
 
 
@@ -80,7 +80,7 @@ def machine_if(machine: Machine, changes: Sequence[str]) -> Machine:
     from fa3_simulator.what_if import RATES, SIZES, changed
 
     for text in changes:
-        name, value = _pair(text)
+        name, value = pair(text)
         is_rate = value.startswith("x")
         known = RATES if is_rate else SIZES
         require(
@@ -93,7 +93,7 @@ def machine_if(machine: Machine, changes: Sequence[str]) -> Machine:
     return machine
 
 
-def traced_schedule(schedule: Schedule, machine: Machine, clock: float | None) -> tuple[Timed, Traced]:
+def traced_schedule(schedule: Schedule, machine: Machine, clock: float | None) -> tuple[TimedLaunch, Traced]:
     """Return the timed launch of a schedule, and its longest CTA with a record."""
     from fa3_simulator.accounts import Traced, first_blocks
     from fa3_simulator.costs import costs
@@ -106,7 +106,7 @@ def traced_schedule(schedule: Schedule, machine: Machine, clock: float | None) -
     return found, Traced(schedule.name, found.estimate, program, tables, simulate(program, tables, records=True))
 
 
-def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found: Timed, traced: Traced) -> Json:
+def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found: TimedLaunch, traced: Traced) -> Json:
     """Return what is printed of a described kernel, with the names that families have."""
     from fa3_simulator.clock import under_load
     from fa3_simulator.described import timed
@@ -145,6 +145,25 @@ def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found:
     }
 
 
+def loaded_line(figures: Mapping[str, float], machine: Machine) -> str:
+    """Return the figures of :func:`fa3_simulator.clock.under_load`, what they were fitted on, and another cap here."""
+    import subprocess
+
+    from fa3verify.timed.timing import query
+
+    fitted_w = machine.clock["power_cap_w"].value
+    try:
+        here_w = float(query("power.limit"))
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        here_w = fitted_w  # no GPU, or none that says
+    return (
+        f"{figures['milliseconds_under_load']:.4g} ms, {figures['tflops_under_load']:.0f} TFLOP/s at "
+        f"{figures['clock_under_load_mhz']:.0f} MHz, the clock predicted under load "
+        f"(of a cool burst, fitted on one {machine.name} at {fitted_w:.0f} W"
+        + (f"; the GPU here is capped at {here_w:.0f} W)" if here_w != fitted_w else ")")
+    )
+
+
 def print_figures(figures: Json, machine: Machine) -> None:
     """Print the figures of :func:`figures_of`."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
@@ -152,8 +171,6 @@ def print_figures(figures: Json, machine: Machine) -> None:
     low, high = figures["moves_by_vector_counts"]
     free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
     idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
-    from fa3verify.cli.simulate import loaded_line
-
     lines = [
         f"{figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {rate}, {figures['ctas_on_an_sm']} CTA an SM",
         *([loaded_line(figures, machine)] if "clock_under_load_mhz" in figures else []),
@@ -195,7 +212,7 @@ def ranges_of(over: Sequence[str]) -> dict[str, list[Any]]:
     ValueError for a range without values.
     """
     ranges = {}
-    for name, text in map(_pair, over):
+    for name, text in map(pair, over):
         first, *others = text.split(":")
         if others:
             step = int(others[1]) if len(others) > 1 else 1
@@ -268,46 +285,3 @@ def check(kernel: str, settings: Sequence[str], machine: Machine) -> tuple[str, 
 
     schedule = schedule_of(kernel, settings)
     return f"description {kernel.split(':')[0].split(',')[0]}:{schedule.name}", hazards(schedule, machine)
-
-
-def traced_family(kernel: str, options: Options, clock: float | None) -> Traced:
-    """Return the launch of a family for the problem of the options: ``flash3``, or ``flash3,tile=128x128``."""
-    from fa3_simulator.accounts import Traced, first_blocks
-    from fa3_simulator.cta import kernel_of
-    from fa3_simulator.run import estimate
-    from fa3verify.cli.simulate import setup, trace_cta
-
-    context = get_current_context()
-    known = {str(p.name): p for p in context.command.params}
-    family, *own = kernel.split(",")
-    mine = options | {"kernel": family}
-    for name, value in map(_pair, own):
-        require(name in known, f"{name} is no setting of {family}")
-        mine[name] = known[name].process_value(context, value)
-    problem, config, machine = setup(mine)
-    found = estimate(problem, config, machine, clock)
-    program, tables, trace = trace_cta(kernel_of(config), machine, clock, first_blocks(found.tiles))
-    return Traced(kernel, found, program, tables, trace)
-
-
-def simulate(kernels: Sequence[str], options: Options, clock: float | None) -> tuple[Json, list[Traced], Machine]:
-    """Return the figures of one described kernel, or of the difference of two kernels, their launches, and the
-    machine.
-
-    ValueError for more than two.
-    """
-    from fa3_simulator.machine import load
-
-    require(len(kernels) <= 2, f"simulate takes one kernel, or two to compare, got {len(kernels)}")
-    machine = machine_if(load(options["machine"]), options["what_if"])
-    figures: Json = {}
-    launches = []
-    for kernel in kernels:
-        if not is_described(kernel):
-            launches.append(traced_family(kernel, options, clock))
-            continue
-        schedule = schedule_of(kernel, options["settings"])
-        found, traced = traced_schedule(schedule, machine, clock)
-        figures = figures_of(schedule, machine, clock, found, traced)
-        launches.append(traced)
-    return (differing(*launches) if len(launches) > 1 else figures), launches, machine

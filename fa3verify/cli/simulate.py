@@ -6,11 +6,12 @@ verb ``tune``, which ranks many schedules, uses :func:`problem_of` and :func:`ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click import get_current_context
 from click.exceptions import Exit
 
 from fa3_reference.rules import require
@@ -29,8 +30,9 @@ from fa3verify.cli.options import (
 
 if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
+    from fa3_simulator.accounts import Traced
     from fa3_simulator.costs import Costs
-    from fa3_simulator.cta import AnyConfig, Kernel
+    from fa3_simulator.cta import AnyConfig, SimulatedKernel
     from fa3_simulator.engine import Trace
     from fa3_simulator.footprint import Hazard
     from fa3_simulator.machine import Machine
@@ -94,7 +96,7 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
 
 
 def trace_cta(
-    kernel: Kernel, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
+    kernel: SimulatedKernel, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
 ) -> tuple[Program, Costs, Trace]:
     """Return the program, costs and trace of one CTA; ``clock`` is in MHz, None for the machine's maximum."""
     from fa3_simulator.costs import costs
@@ -196,6 +198,48 @@ def simulate(
         raise Exit(FINDING)
 
 
+def _traced_family(kernel: str, options: Options, clock: float | None) -> Traced:
+    """Return the launch of a family for the problem of the options: ``flash3``, or ``flash3,tile=128x128``."""
+    from fa3_simulator.accounts import Traced, first_blocks
+    from fa3_simulator.cta import kernel_of
+    from fa3_simulator.run import estimate
+
+    context = get_current_context()
+    known = {str(p.name): p for p in context.command.params}
+    family, *own = kernel.split(",")
+    mine = options | {"kernel": family}
+    for name, value in map(described.pair, own):
+        require(name in known, f"{name} is no setting of {family}")
+        mine[name] = known[name].process_value(context, value)
+    problem, config, machine = setup(mine)
+    found = estimate(problem, config, machine, clock)
+    program, tables, trace = trace_cta(kernel_of(config), machine, clock, first_blocks(found.tiles))
+    return Traced(kernel, found, program, tables, trace)
+
+
+def _launches_of(kernels: Sequence[str], options: Options, clock: float | None) -> tuple[Json, list[Traced], Machine]:
+    """Return the figures of one described kernel, or of the difference of two kernels, their launches, and the
+    machine.
+
+    ValueError for more than two.
+    """
+    from fa3_simulator.machine import load
+
+    require(len(kernels) <= 2, f"simulate takes one kernel, or two to compare, got {len(kernels)}")
+    machine = machine_if(load(options["machine"]), options["what_if"])
+    figures: Json = {}
+    launches = []
+    for kernel in kernels:
+        if not described.is_described(kernel):
+            launches.append(_traced_family(kernel, options, clock))
+            continue
+        schedule = described.schedule_of(kernel, options["settings"])
+        found, traced = described.traced_schedule(schedule, machine, clock)
+        figures = described.figures_of(schedule, machine, clock, found, traced)
+        launches.append(traced)
+    return (described.differing(*launches) if len(launches) > 1 else figures), launches, machine
+
+
 def _simulate_described(
     kernels: Sequence[str],
     options: Options,
@@ -208,7 +252,7 @@ def _simulate_described(
     from fa3_simulator.timeline import bars
     from fa3verify.cli import timeline
 
-    figures, launches, machine = described.simulate(kernels, options, clock)
+    figures, launches, machine = _launches_of(kernels, options, clock)
     first = launches[0]
     timelines = {found.name: bars(found.program, found.trace) for found in launches}
     if svg:
@@ -290,25 +334,6 @@ def hazards_line(found: Sequence[Hazard], where: str) -> str:
     return "\n".join(f"  {x.kind}: {x.text}" for x in found)
 
 
-def loaded_line(figures: Mapping[str, float], machine: Machine) -> str:
-    """Return the figures of :func:`fa3_simulator.clock.under_load`, what they were fitted on, and another cap here."""
-    import subprocess
-
-    from fa3verify.timed.timing import query
-
-    fitted_w = machine.clock["power_cap_w"].value
-    try:
-        here_w = float(query("power.limit"))
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        here_w = fitted_w  # no GPU, or none that says
-    return (
-        f"{figures['milliseconds_under_load']:.4g} ms, {figures['tflops_under_load']:.0f} TFLOP/s at "
-        f"{figures['clock_under_load_mhz']:.0f} MHz, the clock predicted under load "
-        f"(of a cool burst, fitted on one {machine.name} at {fitted_w:.0f} W"
-        + (f"; the GPU here is capped at {here_w:.0f} W)" if here_w != fitted_w else ")")
-    )
-
-
 def _print_figures(figures: Json, hazards: Sequence[Hazard], machine: Machine) -> None:
     """Print the figures of :func:`_figures` as text; keys that only one of forward and backward has may be absent."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
@@ -319,7 +344,7 @@ def _print_figures(figures: Json, hazards: Sequence[Hazard], machine: Machine) -
         f"(roofline {figures['roofline_cycles']}, {figures['roofline_binds']}; {beside})"
     )
     if "clock_under_load_mhz" in figures:
-        click.echo(f"  {loaded_line(figures, machine)}")
+        click.echo(f"  {described.loaded_line(figures, machine)}")
     if figures.get("merge_cycles"):
         click.echo(f"  of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")
     if "layout" in figures:

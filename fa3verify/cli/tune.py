@@ -14,7 +14,7 @@ from fa3verify.cli import described
 from fa3verify.cli.described import described_options, machine_if
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, require_device, require_writable, write
 from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
-from fa3verify.cli.simulate import hazards_line, loaded_line, problem_of
+from fa3verify.cli.simulate import hazards_line, problem_of
 from fa3verify.files import csv_cell, csv_text
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _named(resource: str) -> str:
 def _print_comparisons(found: MachineRanking, builds: bool) -> None:
     """Print how the ranking compares with measured times, and what it costs to choose among a library's launches."""
     if first := found.ranked[0].under_load:
-        _wrapped(f"the first: {loaded_line(first, found.machine)}")
+        _wrapped(f"the first: {described.loaded_line(first, found.machine)}")
     if found.not_compiled:
         click.echo(f"not compiled: {found.not_compiled}; registers are estimated")
     if found.agreement and found.agreement[1]:

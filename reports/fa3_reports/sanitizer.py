@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_reference.problem import BackwardOperands
 from fa3_reports.audit.calls import calls_of
 from fa3_reports.audit.shipped import shipped
@@ -127,14 +127,14 @@ def explanations(name: str, reports: Sequence[Report]) -> list[str]:
     return [explanation(report, code.get(report.kernel, "")) for report in reports]
 
 
-def _named(name: str) -> Launch:
+def _named(name: str) -> ShippedLaunch:
     found = {launch.name: launch for launch in shipped()}
     if name not in found:
         raise ValueError(f"unknown launch {name!r}; known are {', '.join(found)}")
     return found[name]
 
 
-def start(launch: Launch) -> None:
+def start(launch: ShippedLaunch) -> None:
     """Start a launch on this GPU, on normal values, and wait for it."""
     import numpy as np
     import torch

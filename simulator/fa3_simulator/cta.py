@@ -60,7 +60,7 @@ def sharing_hbm(machine: Machine, clock_mhz: float) -> Machine:
     return replace(machine, hbm_lone_bytes_per_cycle=replace(machine.hbm_lone_bytes_per_cycle, value=share))
 
 
-class Kernel(Protocol):
+class SimulatedKernel(Protocol):
     """A kernel whose CTAs can be timed: equal ones have the same program for the same tiles.
 
     ``is_persistent`` says whether a CTA works through many tiles; otherwise every tile is timed alone.
@@ -83,7 +83,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardKernel(Kernel):
+class ForwardKernel(SimulatedKernel):
     """A forward of a Config: its tiles are row tiles.
 
     Its CTA has HBM for itself; :mod:`fa3_simulator.contention` adds what CTAs wait for each other.
@@ -186,7 +186,7 @@ class ForwardKernel(Kernel):
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardKernel(Kernel):
+class BackwardKernel(SimulatedKernel):
     """A backward of a BackwardSchedule: its tiles are key tiles, and a CTA gets one SM's share of HBM.
 
     ``adds_gradients`` is for one in which several heads add to dK and dV in fp32. What its properties and methods are
@@ -270,7 +270,7 @@ def operations(problem: AttentionProblem, config: AnyConfig) -> float:
 class TimedCta:
     """A CTA of a launch, which its methods run with the tiles that they are given."""
 
-    kernel: Kernel
+    kernel: SimulatedKernel
     machine: Machine
     clock_mhz: float
 

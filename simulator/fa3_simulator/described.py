@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from fa3_simulator import run, unbounded
-from fa3_simulator.cta import Kernel, TimedCta
+from fa3_simulator.cta import SimulatedKernel, TimedCta
 from fa3_simulator.description import Schedule, Values
 from fa3_simulator.footprint import Hazard, footprint
 from fa3_simulator.launch import Launch
@@ -29,7 +29,7 @@ MOST_CTAS = 32  # on an SM
 
 
 @dataclass(frozen=True, slots=True)
-class Resident(Kernel):
+class Resident(SimulatedKernel):
     """CTAs of a schedule that share an SM, each with the same tiles; a kernel of :mod:`fa3_simulator.cta`."""
 
     schedule: Schedule
@@ -60,7 +60,7 @@ def occupancy(schedule: Schedule, launch: Launch, machine: Machine) -> int:
     return max(1, min(room))
 
 
-class Timed(NamedTuple):
+class TimedLaunch(NamedTuple):
     """The estimate of a schedule's launch, the launch itself, the longest CTA, and how many CTAs share its SM."""
 
     estimate: Estimate
@@ -73,7 +73,7 @@ class Timed(NamedTuple):
         return self.launch.flops / self.estimate.seconds / 1e12
 
 
-def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) -> Timed:
+def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) -> TimedLaunch:
     """Simulate the launch of a schedule.
 
     Raises
@@ -94,7 +94,7 @@ def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) 
     used = min(ctas, len(launch.tiles))
     together = min(together, -(-used // sms))
     cta = TimedCta(Resident(schedule, together), machine, clock)
-    return Timed(run.timed(launch, cta, ctas), launch, cta, together)
+    return TimedLaunch(run.timed(launch, cta, ctas), launch, cta, together)
 
 
 def misfits(schedule: Schedule, machine: Machine) -> list[str]:
@@ -116,7 +116,7 @@ class Choice(NamedTuple):
     """A schedule of a ranking: what was found, or why it does not fit."""
 
     values: Values
-    timed: Timed | None
+    timed: TimedLaunch | None
     misfit: str = ""
 
 

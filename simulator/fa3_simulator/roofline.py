@@ -14,7 +14,7 @@ from fa3_kernels.plan.barriers import WARP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.costs import SMEM, TICKS, costs
-from fa3_simulator.cta import AnyConfig, Kernel, kernel_of
+from fa3_simulator.cta import AnyConfig, SimulatedKernel, kernel_of
 from fa3_simulator.launch import hbm_cycles, visible_pairs
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op
@@ -81,7 +81,7 @@ def lower_bound(
     return Roofline(tensor, exponentials, 0.0, 0.0, hbm, 0.0, 0.0)
 
 
-def _traffic(kernel: Kernel, machine: Machine, blocks: int) -> np.ndarray:
+def _traffic(kernel: SimulatedKernel, machine: Machine, blocks: int) -> np.ndarray:
     """Return four numbers of the program of a tile with so many blocks: cycles of the shared memory port, bytes loaded,
     instructions of a warp, and bytes added to global memory.
     """

@@ -26,7 +26,7 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from fa3_kernels.audit.compile import Compiled, compile_call
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.gluon import backward_dq, launch_backward
 from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
@@ -137,7 +137,7 @@ def kernel(name: str) -> Any:
 def compiled(name: str, problem: AttentionProblem) -> Compiled:
     """Compile the main kernel of a path for a problem, without a GPU."""
     KERNELS[name] = kernel(name)
-    (call,) = (x for x in calls_of(Launch("dq", problem, {}, "backward")) if x.kernel == "backward")
+    (call,) = (x for x in calls_of(ShippedLaunch("dq", problem, {}, "backward")) if x.kernel == "backward")
     return compile_call(call._replace(kernel=name))
 
 

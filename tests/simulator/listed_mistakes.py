@@ -18,7 +18,7 @@ LISTED = (
         "slot A[",
         "                c.wgmma_wait(0)\n                c.release(stage)\n",
         "                c.release(stage)\n                c.wgmma_wait(0)\n",
-        nth=1,
+        nth=2,
     ),
     gemm(
         "fast_queue",

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from fa3_kernels.audit.evidence import accepted_rows
-from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.audit.shipped import ShippedLaunch, shipped
 from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import Config, default_config
@@ -34,15 +34,15 @@ PLAIN = [
 BARRIERS = (Op.BAR_ARRIVE, Op.BAR_SYNC)
 
 
-def config_of(launch: Launch) -> Config:
+def config_of(launch: ShippedLaunch) -> Config:
     return default_config(launch.problem, **{k: v for k, v in launch.choices.items() if k != "descale_blocks"})
 
 
-def compiled(launch: Launch) -> dict:
+def compiled(launch: ShippedLaunch) -> dict:
     return next(figures for name, figures in GOLDEN.items() if name.startswith(f"{launch.name}/forward"))
 
 
-def first_loop(launch: Launch) -> Counter[str]:
+def first_loop(launch: ShippedLaunch) -> Counter[str]:
     words = compiled(launch)["loops"][0].split()
     return Counter({name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)})
 
@@ -71,7 +71,7 @@ each_launch = pytest.mark.parametrize("launch", WARP_SPECIALIZED, ids=lambda x: 
 
 
 @each_plain
-def test_a_step_has_the_compiled_loops_instructions(launch: Launch) -> None:
+def test_a_step_has_the_compiled_loops_instructions(launch: ShippedLaunch) -> None:
     config = config_of(launch)
     found, loop = step_counts(config), first_loop(launch)
     assert found["wgmma"] == loop["HGMMA"] + loop["QGMMA"]
@@ -83,7 +83,7 @@ def test_a_step_has_the_compiled_loops_instructions(launch: Launch) -> None:
 
 
 @each_plain
-def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Launch) -> None:
+def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: ShippedLaunch) -> None:
     """The loop holds both ways to take maxima, shuffles too; the one by integers runs, with two FMNMX behind it."""
     config = config_of(launch)
     found, loop = step_counts(config), first_loop(launch)
@@ -96,7 +96,7 @@ def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Launch
 
 
 @each_launch
-def test_copies_are_the_compiled_ones(launch: Launch) -> None:
+def test_copies_are_the_compiled_ones(launch: ShippedLaunch) -> None:
     """A box is at most 128 bytes wide; those of one e4m3 copy are started by several warps of the producer at once, but
     for the three of a tile whose channels are no power of two. A tile of one block has one tile of V.
     """
@@ -111,7 +111,7 @@ def test_copies_are_the_compiled_ones(launch: Launch) -> None:
 
 
 @each_launch
-def test_the_transposition_has_the_compiled_permutations(launch: Launch) -> None:
+def test_the_transposition_has_the_compiled_permutations(launch: ShippedLaunch) -> None:
     """Its code stands once in the loop, once behind it and, where one Q slot makes tiles end first, once in front."""
     config = config_of(launch)
     if config.transposes_v:
@@ -120,7 +120,7 @@ def test_the_transposition_has_the_compiled_permutations(launch: Launch) -> None
 
 
 @each_launch
-def test_a_shipped_kernel_fits_and_can_be_launched(launch: Launch) -> None:
+def test_a_shipped_kernel_fits_and_can_be_launched(launch: ShippedLaunch) -> None:
     config = config_of(launch)
     assert misfit(config, H200) is None
     assert is_launchable(launch.problem, config)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.call import Block, Call, Pointer, View
 from fa3_kernels.plan.choose import H200_SMS
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
@@ -29,7 +29,7 @@ class Descriptor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def forward_calls(launch: Launch) -> tuple[Call, ...]:
+def forward_calls(launch: ShippedLaunch) -> tuple[Call, ...]:
     """Return the calls of kernels that a forward starts on an H200, in order.
 
     Tables that the host makes stand in the places of their pointers, and descriptors in the places of views.
@@ -63,7 +63,7 @@ def with_descriptors(
     return tuple(call._replace(arguments=tuple(map(given, call.arguments))) for call in calls)
 
 
-def tensor_shapes(launch: Launch) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(launch: ShippedLaunch) -> dict[str, tuple[int, ...]]:
     """Return the shapes of q, k, v and out by name; a cache has as many pages, or rows, as the longest sequences
     need.
     """
@@ -76,7 +76,7 @@ def tensor_shapes(launch: Launch) -> dict[str, tuple[int, ...]]:
     return shapes | {"k": (*cache, problem.head_dim), "v": (*cache, problem.head_dim_v)}
 
 
-def plan_for(launch: Launch) -> Plan:
+def plan_for(launch: ShippedLaunch) -> Plan:
     """Plan the forward of a launch, with contiguous operands, on an H200; ValueError as :func:`forward_calls`."""
     problem = launch.problem
     choices = dict(launch.choices)

@@ -18,7 +18,7 @@ from fa3_reference.problem import AttentionProblem, Dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ShippedLaunch:
     """One launch: a problem, the choices of a caller, the function called, and the steps of a timeline (0 keeps none).
 
     Of a shipped launch only the kind of its problem matters, not the sizes.
@@ -59,11 +59,11 @@ _TALL = ("dense", "tail", "splits", "no_pingpong", "no_overlap")
 _BOTH = ("dense", "tail", "splits", "dense_chained", "dense_blocks")
 
 
-def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
+def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[ShippedLaunch]:
     """Return the launches of the forward of one dtype and pair of head_dim and head_dim_v."""
     tall = {"tile": (192, 128)} if d == 64 else {}
     launches = [
-        Launch(
+        ShippedLaunch(
             name,
             AttentionProblem(2, 4, 4, 1000, keys, d, v, dtype=dtype, **semantics),
             choices | (tall if name in _TALL else {}),
@@ -75,7 +75,7 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
         plain = {x.name: x for x in launches}
         for ending, choices in (("chained", {"promotion_interval": 0}), ("blocks", {"descale_blocks": (64, 128, 128)})):
             launches += [
-                Launch(f"{name}_{ending}", plain[name].problem, {**plain[name].choices, **choices})
+                ShippedLaunch(f"{name}_{ending}", plain[name].problem, {**plain[name].choices, **choices})
                 for name in _E4M3_ONLY
             ]
     if dtype == "fp16":
@@ -83,23 +83,27 @@ def _of_head_dim(dtype: Dtype, d: int, v: int) -> list[Launch]:
         lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200)}
         lengths |= {"nheads": 8, "nheads_kv": 4, "head_dim": d, "head_dim_v": v, "dtype": dtype}
         if d == 128:
-            launches += [Launch("lockstep", launches[0].problem, {"warp_specialize": False})]
+            launches += [ShippedLaunch("lockstep", launches[0].problem, {"warp_specialize": False})]
         launches += [
-            Launch("packed", decode, {"pack_gqa": True}),
-            Launch("packed_splits", decode, {"pack_gqa": True, "num_splits": 3}),
-            Launch("varlen", AttentionProblem.varlen(**lengths), {"pack_gqa": False}),
-            Launch("varlen_causal", AttentionProblem.varlen(**lengths, causal=True), {"pack_gqa": False}),
-            Launch("varlen_window_packed", AttentionProblem.varlen(**lengths, window=(100, 0)), {"pack_gqa": True}),
+            ShippedLaunch("packed", decode, {"pack_gqa": True}),
+            ShippedLaunch("packed_splits", decode, {"pack_gqa": True, "num_splits": 3}),
+            ShippedLaunch("varlen", AttentionProblem.varlen(**lengths), {"pack_gqa": False}),
+            ShippedLaunch("varlen_causal", AttentionProblem.varlen(**lengths, causal=True), {"pack_gqa": False}),
+            ShippedLaunch(
+                "varlen_window_packed", AttentionProblem.varlen(**lengths, window=(100, 0)), {"pack_gqa": True}
+            ),
         ]
     if d == 64:
-        launches.append(Launch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True), tall))
+        launches.append(
+            ShippedLaunch("causal_long", AttentionProblem(1, 1, 1, 4096, 4096, d, dtype=dtype, causal=True), tall)
+        )
         launches += [
-            Launch(f"{x.name}_128_rows", x.problem, {**x.choices, "tile": (128, 128)})
+            ShippedLaunch(f"{x.name}_128_rows", x.problem, {**x.choices, "tile": (128, 128)})
             for x in launches
             if x.name in _BOTH
         ]
     size = f"{dtype}_d{d}" if d == v else f"{dtype}_d{d}_v{v}"
-    return [Launch(f"{size}_{x.name}", x.problem, x.choices) for x in launches]
+    return [ShippedLaunch(f"{size}_{x.name}", x.problem, x.choices) for x in launches]
 
 
 # Kinds of caches: pages that are parts of a tile or whole tiles, rows without pages, sinks. By name: (page_size,
@@ -117,7 +121,7 @@ _PAGED_ALONE: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {  # where
 }
 
 
-def _paged(dtype: Dtype, d: int, v: int) -> list[Launch]:
+def _paged(dtype: Dtype, d: int, v: int) -> list[ShippedLaunch]:
     """Return the launches over a cache of one dtype and pair of head_dim and head_dim_v."""
     size = f"{dtype}_d{d}" if d == v else f"{dtype}_d{d}_v{v}"
     kinds = _PAGED | (_PAGED_ALONE if (dtype, d) == ("fp16", 128) else {})
@@ -125,7 +129,9 @@ def _paged(dtype: Dtype, d: int, v: int) -> list[Launch]:
     for name, (page_size, semantics, choices) in kinds.items():
         lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 1000), "nheads": 8, "nheads_kv": 2}
         lengths |= {"head_dim": d, "head_dim_v": v, "dtype": dtype, "cache": Cache(page_size), **semantics}
-        launches.append(Launch(f"{size}_{name}", AttentionProblem.varlen(**lengths), {"pack_gqa": True, **choices}))
+        launches.append(
+            ShippedLaunch(f"{size}_{name}", AttentionProblem.varlen(**lengths), {"pack_gqa": True, **choices})
+        )
     return launches
 
 
@@ -138,25 +144,27 @@ _BACKWARD: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def _backward(d: int) -> list[Launch]:
+def _backward(d: int) -> list[ShippedLaunch]:
     """Return the launches of the backward at one head_dim."""
     launches = [
-        Launch(name, AttentionProblem(2, 4, 2, 1000, keys, d, **semantics), choices)
+        ShippedLaunch(name, AttentionProblem(2, 4, 2, 1000, keys, d, **semantics), choices)
         for name, (keys, semantics, choices) in _BACKWARD.items()
     ]
     lengths: dict[str, Any] = {"seqlens_q": (100, 200), "seqlens_k": (300, 200), "nheads": 8, "nheads_kv": 4}
     launches.append(
-        Launch("varlen_in_turn", AttentionProblem.varlen(**lengths, head_dim=d), {"is_deterministic": True})
+        ShippedLaunch("varlen_in_turn", AttentionProblem.varlen(**lengths, head_dim=d), {"is_deterministic": True})
     )
     if d == 128:
         capped = AttentionProblem(2, 4, 2, 1000, 1000, d, dtype="bf16", window=(100, 0), softcap=20.0)
-        launches.append(Launch("bf16_window_softcap", capped))
+        launches.append(ShippedLaunch("bf16_window_softcap", capped))
     if d == 192:
-        launches.append(Launch("narrow_v", AttentionProblem(2, 4, 2, 1000, 1000, d, head_dim_v=128, causal=True)))
-    return [Launch(f"backward_d{d}_{x.name}", x.problem, x.choices, "backward") for x in launches]
+        launches.append(
+            ShippedLaunch("narrow_v", AttentionProblem(2, 4, 2, 1000, 1000, d, head_dim_v=128, causal=True))
+        )
+    return [ShippedLaunch(f"backward_d{d}_{x.name}", x.problem, x.choices, "backward") for x in launches]
 
 
-def shipped() -> tuple[Launch, ...]:
+def shipped() -> tuple[ShippedLaunch, ...]:
     """Return the launches of forwards and backwards, in the order of every report.
 
     >>> [x.name for x in shipped()][:2]

@@ -6,7 +6,7 @@ The package has those of a forward; those of the others only the audit and the s
 from __future__ import annotations
 
 from fa3_kernels.audit.calls import NAMES, contiguous, forward_calls, tensor_shapes, with_descriptors
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.backward import backward_plan
 from fa3_kernels.plan.call import Call
@@ -14,7 +14,7 @@ from fa3_kernels.plan.choose import H200_SMS, without_lengths
 from fa3_kernels.plan.request import ONE_PAGE
 
 
-def calls_of(launch: Launch) -> tuple[Call, ...]:
+def calls_of(launch: ShippedLaunch) -> tuple[Call, ...]:
     """Return the calls of kernels that a launch starts on an H200, in order; the quantiser's need torch and Triton.
 
     Tables that the host makes stand in the places of their pointers, and descriptors in the places of views. The
@@ -34,7 +34,7 @@ def calls_of(launch: Launch) -> tuple[Call, ...]:
     return forward_calls(launch)
 
 
-def _backward_calls(launch: Launch) -> tuple[Call, ...]:
+def _backward_calls(launch: ShippedLaunch) -> tuple[Call, ...]:
     """Return the calls of a backward."""
     problem = launch.problem
     plan = backward_plan(without_lengths(problem), H200_SMS, **launch.choices)
@@ -46,7 +46,7 @@ def _backward_calls(launch: Launch) -> tuple[Call, ...]:
     )
 
 
-def _append_calls(launch: Launch) -> tuple[Call, ...]:
+def _append_calls(launch: ShippedLaunch) -> tuple[Call, ...]:
     """Return the call that writes to a cache, for a cache that has room for the longest sequence."""
     problem = launch.problem
     cache = problem.cache
@@ -65,7 +65,7 @@ def _append_calls(launch: Launch) -> tuple[Call, ...]:
     return (append_call(of).of(rows | {"room": room, "table_row": -(-room // (cache.page_size or room))}),)
 
 
-def _quantizer_calls(launch: Launch) -> tuple[Call, ...]:
+def _quantizer_calls(launch: ShippedLaunch) -> tuple[Call, ...]:
     """Return the calls of the quantiser; torch and Triton are imported here, as only these calls need them."""
     import torch
 

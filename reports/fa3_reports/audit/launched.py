@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fa3_kernels.audit.calls import Descriptor
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.call import Call, Pointer
 from fa3_reports.audit.calls import calls_of
 
@@ -31,7 +31,7 @@ def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str
         that the host makes by shape and content too; descriptors of TMA by dtype, block, shape and strides.
     grid : sequence of int
     options : mapping
-        Launch options: num_warps, maxnreg, enable_fp_fusion.
+        ShippedLaunch options: num_warps, maxnreg, enable_fp_fusion.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def labelled(name: str, calls: Sequence[Call]) -> dict[str, Call]:
     return found
 
 
-def kind_of(launch: Launch) -> Literal["forward", "packed", "paged", "quantize", "timeline", "backward"]:
+def kind_of(launch: ShippedLaunch) -> Literal["forward", "packed", "paged", "quantize", "timeline", "backward"]:
     """Return the kind of launches that one belongs to, by which :mod:`fa3_kernels.audit.evidence` groups them.
 
     A forward is one of batched sequences, of packed ones, which are scheduled on the GPU, or of caches and sinks.
@@ -104,13 +104,13 @@ def kind_of(launch: Launch) -> Literal["forward", "packed", "paged", "quantize",
     return "packed" if launch.problem.is_varlen else "forward"
 
 
-def launch_figures(launch: Launch, call: Call) -> dict[str, object]:
+def launch_figures(launch: ShippedLaunch, call: Call) -> dict[str, object]:
     """The row's group ``launch``: what it is evidence of, grid, hash."""
     digest = launch_sha256(call.arguments, call.grid, call.options)
     return {"of": kind_of(launch), "grid": list(call.grid), "sha256": digest}
 
 
-def launches_of(probes: Sequence[Launch]) -> dict[str, dict[str, object]]:
+def launches_of(probes: Sequence[ShippedLaunch]) -> dict[str, dict[str, object]]:
     """Return the group ``launch`` of every kernel that the probes start, without compiling; by label."""
     return {
         label: launch_figures(probe, call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.stamps import STEPS
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reports.audit.shipped import shipped
@@ -21,13 +21,15 @@ _DTYPES: tuple[Dtype, ...] = ("fp16", "e4m3")
 _DESCALED: dict[str, dict[str, Any]] = {"fp16": {}, "e4m3": {"descale_blocks": (0, 0, 0)}}
 
 
-def _paper(name: str, dtype: Dtype, d: int, seqlen: int, choices: dict[str, Any] | None = None, **semantics) -> Launch:
+def _paper(
+    name: str, dtype: Dtype, d: int, seqlen: int, choices: dict[str, Any] | None = None, **semantics
+) -> ShippedLaunch:
     heads = HIDDEN // d
     problem = AttentionProblem(TOKENS // seqlen, heads, heads, seqlen, seqlen, d, dtype=dtype, **semantics)
-    return Launch(f"probe_{dtype}_d{d}_{name}", problem, {**_DESCALED[dtype], **(choices or {})})
+    return ShippedLaunch(f"probe_{dtype}_d{d}_{name}", problem, {**_DESCALED[dtype], **(choices or {})})
 
 
-def instrumented() -> tuple[Launch, ...]:
+def instrumented() -> tuple[ShippedLaunch, ...]:
     """Return the launches whose timelines are recorded."""
     found = []
     for dtype in _DTYPES:
@@ -35,16 +37,16 @@ def instrumented() -> tuple[Launch, ...]:
             for ending, interval in (("", 128), ("_chained", 0)) if dtype == "e4m3" else (("", None),):
                 choices = {"tile": tile} | ({} if interval is None else {"promotion_interval": interval})
                 plain = _paper("stamps", dtype, d, 8192, choices)
-                found.append(Launch(f"{dtype}_d{d}{ending}_stamps", plain.problem, plain.choices, stamps=STEPS))
+                found.append(ShippedLaunch(f"{dtype}_d{d}{ending}_stamps", plain.problem, plain.choices, stamps=STEPS))
     return tuple(found)
 
 
-def audited() -> tuple[Launch, ...]:
+def audited() -> tuple[ShippedLaunch, ...]:
     """Return the launches that the audit compiles."""
     return (*shipped(), *instrumented())
 
 
-def realistic() -> tuple[Launch, ...]:
+def realistic() -> tuple[ShippedLaunch, ...]:
     """Return launches that the audit does not compile, of sizes that people have."""
     lengths = {"seqlens_q": (1, 37, 128, 1000, 4096), "seqlens_k": (900, 37, 640, 1000, 8000)}
     varlen: dict[str, Any] = {"nheads": 16, "nheads_kv": 4, "head_dim": 128, "dtype": "fp16", **lengths}
@@ -84,19 +86,19 @@ def realistic() -> tuple[Launch, ...]:
         _paper("causal_1k", "e4m3", 64, 1024, causal=True),
         _paper("128x64", "fp16", 128, 4096, {"tile": (128, 64)}),
         _paper("192x128_causal", "fp16", 64, 1024, {"tile": (192, 128)}, causal=True),
-        *(Launch(f"probe_{name}", *rest) for name, rest in others.items()),
-        Launch(
+        *(ShippedLaunch(f"probe_{name}", *rest) for name, rest in others.items()),
+        ShippedLaunch(
             "probe_quantize_d96", quantised, {"scale": "power_of_two", "block_rows": (192, 64, 256)}, "quantize_qkv"
         ),
-        Launch("probe_quantize_rotated", rotated, {"rotate": True, "seed": 7, "scope": "head"}, "quantize_qkv"),
+        ShippedLaunch("probe_quantize_rotated", rotated, {"rotate": True, "seed": 7, "scope": "head"}, "quantize_qkv"),
         *(
-            Launch(f"probe_backward_{name}", problem, {"is_deterministic": True}, "backward")
+            ShippedLaunch(f"probe_backward_{name}", problem, {"is_deterministic": True}, "backward")
             for name, problem in gradients.items()
         ),
     )
 
 
-def probes() -> tuple[Launch, ...]:
+def probes() -> tuple[ShippedLaunch, ...]:
     """Return all of them, compiled ones first.
 
     >>> len(probes()) == len(audited()) + len(realistic())

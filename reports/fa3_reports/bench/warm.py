@@ -10,7 +10,7 @@ from typing import Any
 
 from fa3_kernels.audit.calls import forward_calls
 from fa3_kernels.audit.compile import build_call
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import variant_of
@@ -48,5 +48,5 @@ def _kind(cell: Cell, name: str, options: dict[str, Any]) -> tuple:
 def _compile(launch: tuple[AttentionProblem, dict[str, Any]]) -> None:
     """Compile the kernels of one launch; errors are ignored, as the launch itself will meet and report them."""
     with contextlib.suppress(Exception):
-        for call in forward_calls(Launch("bench", *launch)):
+        for call in forward_calls(ShippedLaunch("bench", *launch)):
             build_call(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_reference.problem import AttentionProblem
 from tests.kernels.audit.opcodes import count
 
@@ -32,7 +32,7 @@ def compiled(dtype, head_dim: int, tile: tuple[int, int]):
     from fa3_reports.audit.calls import calls_of
 
     problem = AttentionProblem(1, 4, 4, 4096, 4096, head_dim, dtype=dtype)
-    (call,) = calls_of(Launch("tile", problem, {"tile": tile}))
+    (call,) = calls_of(ShippedLaunch("tile", problem, {"tile": tile}))
     return compile_call(call)
 
 

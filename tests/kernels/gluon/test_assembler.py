@@ -14,7 +14,7 @@ pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip insta
 from triton import knobs
 
 from fa3_kernels.audit.compile import build_call
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.gluon import quantize
 from fa3_kernels.gluon.assembler import assembled_by_own_ptxas, own_ptxas
 from fa3_reference.problem import AttentionProblem
@@ -35,7 +35,7 @@ def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_launch_is_assembled_by_tritons_own_ptxas(another: Path, tmp_path: Path) -> None:
-    launch = Launch("x", AttentionProblem(1, 2, 2, 1, 300, 64), {"num_splits": 2})
+    launch = ShippedLaunch("x", AttentionProblem(1, 2, 2, 1, 300, 64), {"num_splits": 2})
     call = next(x for x in calls_of(launch) if x.kernel == "combine")
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path / "cache")  # nothing is found there, so that it must be assembled

@@ -12,7 +12,7 @@ pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip insta
 from triton import knobs
 
 from fa3_kernels.audit.compile import compile_call
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.gluon import surplus_barriers
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.audit.calls import calls_of
@@ -66,7 +66,7 @@ KINDS = [
 @pytest.mark.parametrize(("head_dim", "semantics", "choices"), KINDS)
 def test_ds_is_fenced_in_front_of_the_exchange_and_behind_it_come_products(head_dim, semantics, choices) -> None:
     """Whatever is masked: what was stored, the fence, the barrier of both warpgroups, then wgmma."""
-    launch = Launch("x", AttentionProblem(2, 4, 2, 1000, 1000, head_dim, **semantics), choices, "backward")
+    launch = ShippedLaunch("x", AttentionProblem(2, 4, 2, 1000, 1000, head_dim, **semantics), choices, "backward")
     ptx = compile_call(next(x for x in calls_of(launch) if x.kernel == "backward")).ptx
     known = r"stmatrix|fence\.proxy\.async|bar\.(?:sync|arrive)\s+[^;]+|wgmma\.(?:fence|mma_async|commit_group)"
     order = " ".join("".join(x.split()) for x in re.findall(known, ptx))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.audit.shipped import Launch, shipped
+from fa3_kernels.audit.shipped import ShippedLaunch, shipped
 from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.tile_order import shape_of
@@ -47,7 +47,7 @@ def figures_of(name: str) -> audit.Figures:
     return FIGURES[f"{name}/{kernel}"]
 
 
-def variant(launch: Launch) -> tuple[Config, Variant]:
+def variant(launch: ShippedLaunch) -> tuple[Config, Variant]:
     choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
     config = config_of(launch.problem, **choices)

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.sass import Instruction, parse
-from fa3_kernels.audit.shipped import Launch
+from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_reference.problem import AttentionProblem
 from fa3_reports.audit.calls import calls_of
 from fa3_simulator.backward_consumer import OTHERS, OTHERS_SPLIT
@@ -36,7 +36,7 @@ def row_blocks(sass: str) -> list[list[Instruction]]:
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_other_instructions_of_a_row_block_are_those_of_the_compiled_loops(head_dim: int) -> None:
     problem = AttentionProblem(1, 4, 4, 1024, 1024, head_dim)
-    (call,) = (x for x in calls_of(Launch("row block", problem, {}, "backward")) if x.kernel == "backward")
+    (call,) = (x for x in calls_of(ShippedLaunch("row block", problem, {}, "backward")) if x.kernel == "backward")
     loops = row_blocks(compile_call(call).sass)
     assert len(loops) == 2
     others = [
