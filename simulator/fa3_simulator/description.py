@@ -34,7 +34,7 @@ from fa3_simulator.launch import Launch, Tiles, tiles_of
 from fa3_simulator.program import NamedBarrier, Program, Work
 from fa3_simulator.schedule import Cta
 
-Values = Mapping[str, Any]  # of parameters, by their names
+Values = Mapping[str, object]  # of parameters, by their names
 START_CYCLES = 600  # from the end of a CTA to the first instruction of the next one in its place; assumed
 
 
