@@ -49,13 +49,12 @@ def launch_one_warpgroup(n=4096, *, bm, bn):
 
 
 @kernel
-def queue(cta, tiles, *, bn=256, stages=3, consumers=2, registers=240, persistent=True, addresses=8):
+def queue(cta, tiles, *, bn=256, stages=3, consumers=2, registers=240, addresses=8):
     """Kernels 4 (128 x 128, one consumer, five stages), 5 (not persistent) and 6: a producer and a queue of stages.
 
     The queue's barriers are ``cuda::barrier``, at which each thread of a consumer arrives: at "full" before it waits
     there, and at "empty" behind its products.
     """
-    del persistent
     bm = 128
     ring = cta.ring(
         "AB", stages, {"A": bm * BK * 2, "B": bn * BK * 2}, consumers=consumers, full_arrivals=1 + consumers
@@ -84,7 +83,7 @@ def queue(cta, tiles, *, bn=256, stages=3, consumers=2, registers=240, persisten
 
 
 @queue.launch
-def launch_queue(n=4096, *, bn, persistent):
+def launch_queue(n=4096, persistent=True, *, bn):
     return matrices(n, 128, bn, persistent=persistent, ctas=128 * persistent, order="in turn")
 
 
