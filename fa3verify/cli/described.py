@@ -36,6 +36,7 @@ what_if_option = click.option(
     "(+64K bytes) or registers (+16 a thread).",
 )
 described_options = group(what_if_option, set_option)
+SHOWN = 5  # the most findings that are printed
 ERROR = 0.05  # of a simulated time of somebody's kernel
 VECTOR = 0.2  # how far off the vector counts that somebody declared may be
 SUFFIXES = {"K": 2**10, "M": 2**20}
@@ -141,7 +142,10 @@ def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found:
         "idle_tensor_share": {cause: ticks / idle for cause, ticks in overlap.ledger.items()},
         **under_load(machine, found.launch.dtype, estimate, again, found.launch.flops),
         "moves_by_vector_counts": moved,
-        "hazards": [hazard._asdict() for hazard in check(schedule.program(estimate.tiles[:2]), machine)],
+        "hazards": [
+            hazard._asdict()
+            for hazard in check(schedule.program(estimate.tiles[: 1 + found.launch.persistent]), machine)
+        ],
     }
 
 
@@ -179,12 +183,14 @@ def print_figures(figures: Json, machine: Machine) -> None:
         f"({figures['binds']} binds)",
         f"times as fast if free: {free}",
         "idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005),
-        *(f"{hazard['kind']}: {hazard['text']}" for hazard in figures["hazards"]),
+        *(f"{hazard['kind']}: {hazard['text']}" for hazard in figures["hazards"][:SHOWN]),
     ]
     for line in lines:
         click.echo(f"  {line}")
     if not figures["hazards"]:
         click.echo("  hazards: none in this CTA, in any order (of any tiles: fa3verify hazards)")
+    elif len(figures["hazards"]) > SHOWN:
+        click.echo(f"  and {len(figures['hazards']) - SHOWN} more findings")
 
 
 def differing(first: Traced, second: Traced) -> Json:

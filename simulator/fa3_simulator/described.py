@@ -50,7 +50,7 @@ def occupancy(schedule: Schedule, launch: Launch, machine: Machine) -> int:
         return launch.occupancy
     program = schedule.program(launch.tiles[:1])
     threads = sum(actor.threads for actor in program.actors)
-    registers = sum(-(-actor.threads // 128) * 128 * actor.registers for actor in program.actors)
+    registers = sum(actor.threads * actor.registers for actor in program.actors)
     room = (
         SM_SMEM_BYTES // (program.smem_bytes + RESERVED_BYTES),
         int(machine["registers"]) // max(1, registers),

@@ -112,6 +112,14 @@ def test_as_many_ctas_share_an_sm_as_there_is_room_for() -> None:
     assert occupancy(schedule, schedule.launch(), H200) == 1
 
 
+def test_registers_of_warps_count_by_the_warp() -> None:
+    def lone(cta, tiles):
+        cta.warp("first", registers=96).mark("end")
+        cta.warp("second", registers=96).mark("end")
+
+    assert occupancy(kernel(lone)(), Launch([1], occupancy=0), H200) == 65536 // (64 * 96)
+
+
 def test_a_group_is_one_for_the_waits() -> None:
     def pair(cta, tiles, *, grouped=True):
         c = cta.warpgroup("warps")

@@ -82,6 +82,34 @@ def test_hazards_of_a_description_are_none_found_or_not_proven(gemm: Path, tmp_p
     assert run("hazards", short)[0] == 1
 
 
+ONE_TILE = """
+from fa3verify.schedule import Launch, kernel
+
+@kernel
+def copy(cta, tiles):
+    slot, full = cta.smem("Q", 1024), cta.mbarrier("full")
+    warps = cta.warpgroup("warps")
+    for tile in tiles:
+        warps.tma_load(full, slot)
+        warps.wait(full, 0)
+        warps.read(slot)
+
+@copy.launch
+def launch(persistent=False):
+    return Launch([1] * 500, hbm_bytes=1e6, persistent=persistent)
+"""
+
+
+def test_a_tile_with_a_cta_of_its_own_is_not_judged_behind_another(tmp_path: Path) -> None:
+    path = tmp_path / "copy.py"
+    path.write_text(ONE_TILE)
+    assert run("simulate", path)[0] == 0
+    assert run("hazards", path)[0] == 0
+    code, out, _ = run("simulate", path, "--set", "persistent=True")
+    assert (code, "TB/s" in out) == (1, True)
+    assert "barrier" in out or "race" in out
+
+
 def test_values_are_ranked_and_the_first_is_said_in_a_sentence(gemm: Path) -> None:
     code, out, _ = run("tune", gemm, "--over", "bn=64:256:64", "--over", "stages=2,3,9", "--set", "m=2048", "--top", 4)
     assert code == 0
