@@ -190,13 +190,17 @@ class Warps(PlacedStream):
         reads: Slots = (),
         waits: bool = True,
     ) -> None:
-        """Compute a 16-bit product by ``mma.sync`` of four warps, which wait for it; ``reads`` is read by ``ldmatrix``.
+        """Compute a product by ``mma.sync``, and wait for it; ``reads`` is read by ``ldmatrix``.
 
-        Without ``waits`` they do other work meanwhile, as where the next fragments are read, until :meth:`wgmma_wait`.
+        ``m`` are the rows of all warps together, a multiple of 16 for each; ValueError for others. Without ``waits``
+        the warps do other work meanwhile, as where the next fragments are read, until :meth:`wgmma_wait`.
         """
+        rows = min(64, self.threads // 2)  # 16 of each warp, of which four run at a time
+        if m % rows or k * bits % 256:
+            raise ValueError(f"{name}: no mma.sync of {self.threads} threads computes {m} x {n} x {k} of {bits} bits")
         for slot in _listed(reads):
             self.read(slot)
-        gemm = Gemm(name, m // 64 * (k // 16), n, 16, True, MMA_RATE)
+        gemm = Gemm(name, m // rows * (k * bits // 256), n, bits, True, MMA_RATE)
         self.issue(gemm, None, Slot(f"registers of {self.name}", 0), acc)
         if waits:
             self.wgmma_wait(0)

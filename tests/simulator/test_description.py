@@ -201,6 +201,26 @@ def test_long_tiles_are_extrapolated_as_they_are_simulated() -> None:
     assert found.estimate.cta_cycles == pytest.approx(exact, rel=0.005)
 
 
+def test_mma_sync_of_8_bits_takes_half_the_instructions_of_16() -> None:
+    def product(cta, tiles, *, bits=16):
+        c = cta.warpgroup("warps")
+        c.mma_sync("A B", acc=c.fragment("C", 64), n=64, k=64, bits=bits)
+
+    (wide,), (narrow,) = (kernel(product)(bits=bits).program([1]).gemms for bits in (16, 8))
+    assert wide.instructions == 2 * narrow.instructions == 4
+    assert (narrow.bits, narrow.rate < 1) == (8, True)
+
+
+def test_mma_sync_has_16_rows_of_each_warp() -> None:
+    def product(cta, tiles, *, m=16):
+        c = cta.warp("one")
+        c.mma_sync("A B", acc=c.fragment("C", 64, rows=m), m=m, n=64, k=16)
+
+    assert [kernel(product)(m=m).program([1]).gemms[0].instructions for m in (16, 32)] == [1, 2]
+    with pytest.raises(ValueError, match=r"no mma\.sync of 32 threads computes 8 x 64 x 16"):
+        kernel(product)(m=8).program([1])
+
+
 def test_vector_work_counts_for_each_element_or_in_all() -> None:
     def vectors(cta, tiles):
         c = cta.warpgroup("warps")
