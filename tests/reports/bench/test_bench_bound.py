@@ -25,7 +25,7 @@ pytestmark = pytest.mark.optional
 
 @pytest.fixture(autouse=True)
 def arrays_for_tensors(monkeypatch):
-    monkeypatch.setattr("fa3verify.bench.kernels.to_numpy", np.ascontiguousarray)
+    monkeypatch.setattr("fa3verify.bench.check.to_numpy", np.ascontiguousarray)
 
 
 def inputs(cell: Cell) -> Given:

@@ -250,7 +250,7 @@ def test_the_last_tile_alone_has_the_bits_it_has_in_the_whole(monkeypatch, seqle
     q, k, v = (rng.standard_normal(shape).astype(np.float16) for shape in shapes)
     config = default_config(cell.problem)
     whole = forward(cell.problem, Operands(q, k, v), config)
-    monkeypatch.setattr("fa3verify.bench.kernels.to_numpy", np.ascontiguousarray)
+    monkeypatch.setattr("fa3verify.bench.check.to_numpy", np.ascontiguousarray)
     sound = check.judge(check.gather(cell, Given(q, k, v), LaunchOutput(whole.out, whole.lse), config))
     assert sound.bits_differing == 0
     assert 0 < sound.rel_rmse < 1e-3
