@@ -96,15 +96,12 @@ def machine_if(machine: Machine, changes: Sequence[str]) -> Machine:
 
 def traced_schedule(schedule: Schedule, machine: Machine, clock: float | None) -> tuple[TimedLaunch, Traced]:
     """Return the timed launch of a schedule, and its longest CTA with a record."""
-    from fa3_simulator.accounts import Traced, first_blocks
-    from fa3_simulator.costs import costs
+    from fa3_simulator.accounts import Traced, first_blocks, trace_cta
     from fa3_simulator.described import timed
-    from fa3_simulator.engine import simulate
 
     found = timed(schedule, machine, clock)
-    program = found.cta.kernel.program(first_blocks(found.estimate.tiles))
-    tables = costs(program, machine, clock)
-    return found, Traced(schedule.name, found.estimate, program, tables, simulate(program, tables, records=True))
+    program, tables, trace = trace_cta(found.cta.kernel, machine, clock, first_blocks(found.estimate.tiles))
+    return found, Traced(schedule.name, found.estimate, program, tables, trace)
 
 
 def figures_of(schedule: Schedule, machine: Machine, clock: float | None, found: TimedLaunch, traced: Traced) -> Json:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
     from fa3_simulator.accounts import Traced
     from fa3_simulator.costs import Costs
-    from fa3_simulator.cta import AnyConfig, SimulatedKernel
+    from fa3_simulator.cta import AnyConfig
     from fa3_simulator.engine import Trace
     from fa3_simulator.footprint import Hazard
     from fa3_simulator.machine import Machine
@@ -95,18 +95,6 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
     return problem, launched(problem, config), machine
 
 
-def trace_cta(
-    kernel: SimulatedKernel, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
-) -> tuple[Program, Costs, Trace]:
-    """Return the program, costs and trace of one CTA; ``clock`` is in MHz, None for the machine's maximum."""
-    from fa3_simulator.costs import costs
-    from fa3_simulator.engine import simulate as run
-
-    program = kernel.program(tiles)
-    tables = costs(program, kernel.on(machine, clock or machine["max_clock_mhz"]), clock)
-    return program, tables, run(program, tables, records=True)
-
-
 def _shown(tiles: Sequence[TileBlocks]) -> list[TileBlocks]:
     """Return the first two tiles, and of each at most 24 key blocks, which is what a picture can show."""
     from fa3_simulator.schedules import TileBlocks
@@ -153,6 +141,7 @@ def simulate(
     A KERNEL is a family, or FILE.py:NAME of a kernel that somebody described, with settings of its own behind commas:
     gemm.py:gemm,stages=4. Of two KERNELs it says what the second takes more, and by which causes.
     """
+    from fa3_simulator.accounts import trace_cta
     from fa3_simulator.clock import config_under_load
     from fa3_simulator.cta import kernel_of
     from fa3_simulator.hazards import check
@@ -200,7 +189,7 @@ def simulate(
 
 def _traced_family(kernel: str, options: Options, clock: float | None) -> Traced:
     """Return the launch of a family for the problem of the options: ``flash3``, or ``flash3,tile=128x128``."""
-    from fa3_simulator.accounts import Traced, first_blocks
+    from fa3_simulator.accounts import Traced, first_blocks, trace_cta
     from fa3_simulator.cta import kernel_of
     from fa3_simulator.run import estimate
 
@@ -235,7 +224,8 @@ def _launches_of(kernels: Sequence[str], options: Options, clock: float | None) 
             continue
         schedule = described.schedule_of(kernel, options["settings"])
         found, traced = described.traced_schedule(schedule, machine, clock)
-        figures = described.figures_of(schedule, machine, clock, found, traced)
+        if len(kernels) == 1:
+            figures = described.figures_of(schedule, machine, clock, found, traced)
         launches.append(traced)
     return (described.differing(*launches) if len(launches) > 1 else figures), launches, machine
 

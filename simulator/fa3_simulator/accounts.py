@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from fa3_simulator.costs import TICKS, Costs
-from fa3_simulator.cta import EXACT_BLOCKS
-from fa3_simulator.engine import Trace
+from fa3_simulator.costs import TICKS, Costs, costs
+from fa3_simulator.cta import EXACT_BLOCKS, SimulatedKernel
+from fa3_simulator.engine import Trace, simulate
+from fa3_simulator.machine import Machine
 from fa3_simulator.overlap import ledger
 from fa3_simulator.program import Program
 from fa3_simulator.run import Estimate
@@ -40,6 +42,15 @@ def first_blocks(tiles: tuple[TileBlocks, ...], most: int = EXACT_BLOCKS) -> lis
             kept.append(TileBlocks(blocks, min(tile.masked, blocks)))
         most -= blocks
     return kept
+
+
+def trace_cta(
+    kernel: SimulatedKernel, machine: Machine, clock: float | None, tiles: Sequence[TileBlocks]
+) -> tuple[Program, Costs, Trace]:
+    """Return the program, costs and trace of one CTA; ``clock`` is in MHz, None for the machine's maximum."""
+    program = kernel.program(tiles)
+    tables = costs(program, kernel.on(machine, clock or machine["max_clock_mhz"]), clock)
+    return program, tables, simulate(program, tables, records=True)
 
 
 def account(found: Traced) -> dict[str, int]:
