@@ -165,21 +165,26 @@ def loaded_line(figures: Mapping[str, float], machine: Machine) -> str:
     )
 
 
+def waiting_lines(figures: Json) -> list[str]:
+    """Return in words what would help a schedule, and what its tensor cores wait for, most of the time first."""
+    free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
+    idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
+    waits = ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005)
+    return [f"times as fast if free: {free}", f"idle tensor core: {waits}"]
+
+
 def print_figures(figures: Json, machine: Machine) -> None:
     """Print the figures of :func:`figures_of`."""
     click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
     rate = f"{figures['tflops']:.0f} TFLOP/s" if figures["tflops"] else f"{figures['hbm_tb_per_s']:.2f} TB/s"
     low, high = figures["moves_by_vector_counts"]
-    free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
-    idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
     lines = [
         f"{figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {rate}, {figures['ctas_on_an_sm']} CTA an SM",
         *([loaded_line(figures, machine)] if "clock_under_load_mhz" in figures else []),
         f"with vector counts {VECTOR:.0%} lower or higher {low:+.1%} or {high:+.1%}",
         f"tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
         f"({figures['binds']} binds)",
-        f"times as fast if free: {free}",
-        "idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005),
+        *waiting_lines(figures),
         *(f"{hazard['kind']}: {hazard['text']}" for hazard in figures["hazards"][:SHOWN]),
     ]
     for line in lines:

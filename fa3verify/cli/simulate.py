@@ -279,10 +279,9 @@ def _figures(
     ``found`` is the estimate of the whole launch and ``traced`` one CTA of it. The closed form, the merging of parts
     and the hidden softmax are figures of a forward only; a backward has the cycles of its main kernel instead.
     """
-    from fa3_simulator.cta import kernel_of
+    from fa3_simulator.cta import kernel_of, operations
     from fa3_simulator.overlap import measure
     from fa3_simulator.roofline import closed_form, roofline
-    from fa3_simulator.run import operations
     from fa3_simulator.what_if import speedups
 
     overlap = measure(*traced)
@@ -348,10 +347,8 @@ def _print_figures(figures: Json, hazards: Sequence[Hazard], machine: Machine) -
         f"overlap efficiency {figures['overlap_efficiency']:.3f} ({figures['binds']} binds)"
         + ("" if hidden is None else f", hidden softmax {hidden:.3f}")
     )
-    free = ", ".join(f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
-    click.echo(f"  times as fast if free: {free}")
-    idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
-    click.echo("  idle tensor core: " + ", ".join(f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005))
+    for line in described.waiting_lines(figures):
+        click.echo(f"  {line}")
     click.echo(hazards_line(hazards, "in this CTA"))
     if figures["assumed_constants"]:
         click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.cta import AnyConfig
+from fa3_simulator.cta import AnyConfig, operations
 from fa3_simulator.machine import Machine
-from fa3_simulator.run import Estimate, estimate, operations
+from fa3_simulator.run import Estimate, estimate
 
 
 def busy_shares(found: Estimate) -> tuple[float, float]:

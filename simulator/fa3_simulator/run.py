@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.cta import AnyConfig, Cycles, TimedCta, kernel_of, operations as operations
+from fa3_simulator.cta import AnyConfig, Cycles, TimedCta, kernel_of
 from fa3_simulator.launch import Launch, hbm_cycles
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks

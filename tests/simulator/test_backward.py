@@ -16,12 +16,13 @@ from fa3_simulator.backward_choice import candidates, schedule_for, shipped_sche
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import costs
+from fa3_simulator.cta import operations
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
 from fa3_simulator.program import Op
 from fa3_simulator.roofline import roofline
-from fa3_simulator.run import estimate, operations
+from fa3_simulator.run import estimate
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import regret, tune
 from tests.simulator import plain_engine

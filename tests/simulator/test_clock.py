@@ -9,8 +9,9 @@ import pytest
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.clock import busy_shares, clock_under_load, config_under_load
+from fa3_simulator.cta import operations
 from fa3_simulator.machine import load
-from fa3_simulator.run import estimate, operations
+from fa3_simulator.run import estimate
 
 H200 = load("h200")
 DENSE = AttentionProblem(2, 16, 16, 8192, 8192, 128)

@@ -23,8 +23,9 @@ from fa3_reports.measured.validation import accuracy
 from fa3_reports.stored import read_csv
 from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.cta import operations
 from fa3_simulator.machine import Machine
-from fa3_simulator.run import estimate, operations
+from fa3_simulator.run import estimate
 from fa3verify.files import markdown_table
 
 COLUMNS = (

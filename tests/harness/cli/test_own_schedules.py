@@ -10,10 +10,10 @@ from click.testing import CliRunner
 import fa3verify
 from fa3_kernels.plan.choose import config_of, is_launchable
 from fa3_reference.problem import AttentionProblem
+from fa3_simulator.cta import operations
 from fa3_simulator.forward_choice import schedule_for
 from fa3_simulator.forward_launch import launched_tiles, moved_bytes
 from fa3_simulator.machine import load
-from fa3_simulator.run import operations
 from fa3_simulator.tune import candidates, misfit, tune
 from fa3verify.cli.main import main
 
