@@ -29,7 +29,7 @@ from fa3verify.kernels.record import Identity, Kernel
 from fa3verify.known.registry import find as find_kernel
 from fa3verify.operations.forward import Result
 from fa3verify.public import judge, kernel, replay, simulate, tune, verify
-from fa3verify.sanitizer import watch
+from fa3verify.sanitizer import explain, logprobs, watch
 
 __all__ = [
     "Activation",
@@ -68,11 +68,13 @@ __all__ = [
     "assert_attention",
     "check",
     "default_config",
+    "explain",
     "find_kernel",
     "forward_bound",
     "judge",
     "kernel",
     "load_activations",
+    "logprobs",
     "prepare",
     "replay",
     "simulate",

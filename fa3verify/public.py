@@ -260,7 +260,7 @@ def simulate(
     *,
     machine: Machine | str = "h200",
     clock_mhz: float | None = None,
-    pack_gqa: bool = False,
+    pack_gqa: bool | None = None,
     backward: bool = False,
     family: str = OURS,
     **switches: Setting,
@@ -270,34 +270,35 @@ def simulate(
     Parameters
     ----------
     problem : AttentionProblem
-        What the launch computes: forward dense or causal; backward with windows and packed sequences too.
+        What the launch computes: with windows and packed sequences, and a forward over a ``cache`` too.
     tile : (int, int), optional
         Query rows and keys; by default those that the family launches.
     machine : Machine or str
         A Machine, ``"h100"``, ``"h200"`` or a .toml file.
     clock_mhz : float, optional
         SM clock in MHz; the machine's maximum by default.
-    pack_gqa : bool
-        Whether rows of a tile are the heads of a group, so that K and V are read once.
+    pack_gqa : bool, optional
+        Whether rows of a tile are the heads of a group. By default they are apart, and with a window, of packed
+        sequences and over a cache as a call of our functions has them, as ``num_splits`` is.
     backward : bool
         Whether the gradients are simulated, of grouped heads, windows and sequences of their own lengths too.
     family : str
         Whose program it is (:data:`fa3_kernels.plan.families.FAMILIES`), such as ``"flash3"``; ours by default.
     **switches : bool, int, str or tuple
         Other fields of :class:`fa3_kernels.plan.config.Config`, such as ``pingpong=False``; backward of
-        :class:`fa3_simulator.backward_schedule.BackwardSchedule`, such as ``turns="shift"``. Those that are not given
-        are as the family launches the tile; channels are those that it computes.
+        :class:`fa3_simulator.backward_schedule.BackwardSchedule`. Those that are not given are as the family launches
+        the tile.
 
     Returns
     -------
     Estimate
-        Cycles and seconds of the launch, 4 % off on average over the measured forward launches of an H200.
+        Cycles and seconds of the launch. ``interval`` are the ends of the 90 % interval of measured cycles, and
+        ``held_out`` says of which timings of an H200 they are; both are None where too few launches alike were timed.
 
     Raises
     ------
     ValueError
-        If the schedule is not legal or does not fit an SM, or the problem is one the simulator does not know or is
-        larger than a launch can be.
+        If the schedule is not legal or does not fit an SM, or for a problem that the simulator or a launch refuses.
 
     Examples
     --------
@@ -315,7 +316,9 @@ def simulate(
     if backward:
         config = backward_choice.schedule_for(problem, family, tile=tile, **switches)
     else:
-        config = forward_choice.schedule_for(problem, family, tile=tile, pack_gqa=pack_gqa, **switches)
+        config = forward_choice.schedule_for(
+            problem, family, tile=tile, pack_gqa=pack_gqa, sms=int(machine["sms"]), **switches
+        )
     check_fits(config, machine)
     return estimate(problem, config, machine, clock_mhz)
 

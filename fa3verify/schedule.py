@@ -5,7 +5,8 @@ See ``docs/schedule.md``.
 
 from fa3_simulator.description import Description, Schedule, kernel
 from fa3_simulator.launch import Launch
-from fa3_simulator.schedule import Cta, Ring, Stage, Warps
+from fa3_simulator.rings import Ring, Stage
+from fa3_simulator.schedule import Cta, Warps
 from fa3_simulator.schedules import TileBlocks
 
 __all__ = ["Cta", "Description", "Launch", "Ring", "Schedule", "Stage", "TileBlocks", "Warps", "kernel"]

@@ -34,10 +34,12 @@ from fa3_reports.microbench.suite import experiments
 from fa3_reports.mutation.schedule_faults import PLANTED
 from fa3_simulator.backward_consumer import backward_work
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.schedules import registers_needed, switches
+from fa3_simulator.cta import kernel_of
+from fa3_simulator.schedules import TileBlocks, switches
 from fa3_simulator.tune import candidates
 from fa3verify.cli.main import main
 from tests.kernels.packed_schedule import packed_schedule
+from tests.simulator.programs import spelled_out
 
 FILE = Path(__file__).with_suffix(".json")
 SMS = 132
@@ -94,14 +96,16 @@ def microbenchmarks() -> Rows:
 def faults() -> Rows:
     """Programs with a planted fault, which the hazards are measured by."""
     for row, words, program in PLANTED:
-        yield f"museum {row}", (words, program())
+        planted = program()  # whose lists may have entries of programs made before
+        actors = [(actor.name, actor.threads, actor.registers) for actor in planted.actors]
+        yield f"museum {row}", (words, actors, spelled_out(planted))
 
 
 def schedules() -> Rows:
     """What a schedule needs of a multiprocessor, how packed sequences are cut, and how a program is drawn."""
     for config in candidates(AttentionProblem(1, 8, 2, 700, 1000, 128, dtype="fp16")):
-        yield "forward", (config, registers_needed(config), switches(config))
-    wanted = ("registers", "registers_needed", "smem_bytes", "dq_slices", "dq_parts", "layout", "is_ours")
+        needed = kernel_of(config).cta([TileBlocks(1)]).warps[0].registers_needed
+        yield "forward", (config, needed, switches(config))
     for family, head_dim, v_in_registers in product(("gluon", "flash3"), (64, 128, 256), (False, True)):
         for tile_m, tile_n in product((64, 80, 128), (64, 96, 128)):
             try:
@@ -109,7 +113,11 @@ def schedules() -> Rows:
             except ValueError as error:
                 yield "backward", str(error)
                 continue
-            yield "backward", (schedule, [getattr(schedule, name) for name in wanted], backward_work(schedule))
+            cta = kernel_of(schedule).cta([TileBlocks(1)])
+            program = cta.build()
+            sizes = [cta.warps[0].registers_needed, program.smem_bytes - 8 * len(program.mbarriers)]
+            rest = [getattr(schedule, name) for name in ("dq_slices", "dq_parts", "layout", "is_ours")]
+            yield "backward", (schedule, [schedule.registers, *sizes, *rest], backward_work(schedule))
     for tiles, splits, causal in product((1, 2), (1, 3), (False, True)):
         order = PackedOrder(tiles, 128, 128, 4, 2, -1, 0 if causal else -1, splits, 128)
         yield "packed", packed_schedule(order, [300, 1, 500, 0], [700, 900, 0, 40], 20)

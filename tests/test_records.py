@@ -19,13 +19,12 @@ GROW = {
     "Phase",
     "RowState",
     "Stream",
-    "Times",
     "Warps",
-    "_Names",
 }
 HAVE_A_DICTIONARY = {
     "AttentionCall",
     "CheckedRows",
+    "Layer",
 }  # they remember what they work out, or others inherit
 NAMED_BASES = {"NamedTuple", "TypedDict", "Protocol"}
 

@@ -75,7 +75,7 @@ def flash3(cta, tiles, *, d=128, bm=128, bn=176, stages=2, early=0.28, addresses
             for block in range(1, tile.blocks):
                 c.delay("warp_skew_cycles")
                 k, v = multiply(first=False)
-                c.vector("addresses", other=addresses)
+                c.vector("addresses", chunks=1, other=addresses)
                 c.wgmma_wait(1)
                 c.release(k)
                 row_max(block < tile.masked)
@@ -146,7 +146,7 @@ def flash2(cta, tiles, *, d=128, bm=128, bn=64, unfused=True):
 
     def arrived():
         w.cp_async_wait(0)
-        w.syncthreads(everyone)
+        w.bar_sync(everyone)
 
     for tile in tiles:
         w.delay("cold_code_cycles")
@@ -171,7 +171,7 @@ def flash2(cta, tiles, *, d=128, bm=128, bn=64, unfused=True):
         w.vector("normalise O", outputs, fma=1, convert=0.5)
         w.write(q)
         w.vector("O to shared memory", outputs, other=0.5, smem_bytes=bm * d * 2)
-        w.syncthreads(everyone)
+        w.bar_sync(everyone)
         w.read(q)
         w.vector("O to registers", outputs, other=0.125, smem_bytes=bm * d * 2)
         w.global_store(bm * d * 2)

@@ -48,7 +48,7 @@ def flashmla(cta, tiles, *, statistics=60):
     def softmax(w, n):
         w.read(s[n])
         w.vector("row max", chunks=8, alu=32, shuffle=4)
-        w.read(maxima)
+        w.read(maxima, own=True)
         w.vector("statistics", other=statistics, mufu=2)
         w.write(maxima)
         w.write(scales[n])

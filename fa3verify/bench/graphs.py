@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from fa3_kernels.gluon.clock import SLOTS, read_clocks
-from fa3verify.timed.timing import BY_GRAPH, LAUNCHES, LaunchTime, sm_mhz
+from fa3verify.timed.timing import LAUNCHES, LaunchTime, sm_mhz
 
 _READ_CLOCKS: Any = read_clocks  # the annotations of gluon.jit hide that a kernel is launched
 HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us to start a graph
@@ -22,13 +20,11 @@ HEAD_START_CYCLES = 1_000_000  # half a millisecond: the host needs 30 to 200 us
 class GraphTimed:
     """Launches captured in a CUDA graph and timed by events; RuntimeError for what cannot be captured."""
 
-    timed_by = BY_GRAPH
-
     def __init__(self, launch: Callable[[int], object]) -> None:
         self.launch = launch
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
+    def time(self, launches: int, probe: Callable[[], None] = lambda: None, repeats: int = 1) -> LaunchTime:
         graph = self._graphs.get(launches) or self._capture(launches)
         return between_events(lambda: [graph.replay() for _ in range(repeats)], launches * repeats, probe)
 
@@ -54,40 +50,14 @@ def between_events(run: Callable[[], object], launches: int, probe: Callable[[],
     """
     start = torch.cuda.Event(enable_timing=True)
     stop = torch.cuda.Event(enable_timing=True)
-    counters = _counters()
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    readings = torch.zeros((2, SLOTS, 2), dtype=torch.int64, device="cuda")  # cycles and time of every SM
     torch.cuda._sleep(HEAD_START_CYCLES)
-    counters.begin()
+    _READ_CLOCKS[(sms,)](readings[0], SLOTS, num_warps=1)
     start.record()
     run()
     stop.record()
-    counters.end()
+    _READ_CLOCKS[(sms,)](readings[1], SLOTS, num_warps=1)
     probe()
     torch.cuda.synchronize()
-    return LaunchTime(start.elapsed_time(stop) / launches, sm_mhz(*counters.readings()))
-
-
-class Counters:
-    """Cycle counter and time of every SM, read on the GPU before and after a run."""
-
-    def __init__(self) -> None:
-        self._sms = torch.cuda.get_device_properties(0).multi_processor_count
-        self._readings = torch.zeros((2, SLOTS, 2), dtype=torch.int64, device="cuda")
-
-    def _read(self, which: int) -> None:
-        _READ_CLOCKS[(self._sms,)](self._readings[which], SLOTS, num_warps=1)
-
-    def begin(self) -> None:
-        self._readings.zero_()
-        self._read(0)
-
-    def end(self) -> None:
-        self._read(1)
-
-    def readings(self) -> tuple[np.ndarray, np.ndarray]:
-        before, after = self._readings.cpu().numpy()
-        return before, after
-
-
-@lru_cache(maxsize=1)
-def _counters() -> Counters:
-    return Counters()
+    return LaunchTime(start.elapsed_time(stop) / launches, sm_mhz(*readings.cpu().numpy()))

@@ -1,35 +1,17 @@
-"""Compile and time schedules of our kernels, for the verb tune, which ranks them by simulation."""
+"""Time schedules of our kernels, for the verb tune, which ranks them by simulation."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
-from fa3_kernels.audit.calls import forward_calls
-from fa3_kernels.audit.compile import compile_call
-from fa3_kernels.audit.sass import tensor_loops
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.request import Choices
 from fa3_reference.problem import AttentionProblem
 from fa3verify.bench import kernels
 from fa3verify.known.launches import Keywords
+from fa3verify.operations import FORWARD
 from fa3verify.timed import timing
-
-_REGISTER = re.compile(r"\bR(\d+)\b")
-
-
-class Built(NamedTuple):
-    """One compiled schedule; ``note`` says what is wrong, empty for a sound one.
-
-    ``registers`` are those that the code names in one thread of a consumer, to which setmaxnreg gives the most.
-    """
-
-    registers: int = 0
-    spill_bytes: int = 0
-    note: str = ""
 
 
 def options_of(config: Config, problem: AttentionProblem) -> Keywords:
@@ -45,23 +27,6 @@ def options_of(config: Config, problem: AttentionProblem) -> Keywords:
     return options | ({"pack_gqa": c.pack_gqa} if problem.group > 1 else {})
 
 
-def compile_schedule(problem: AttentionProblem, config: Config) -> Built:
-    """Compile our kernel for sm_90a as a launch with this schedule would; an error becomes the note."""
-    try:
-        options = options_of(config, problem)
-        (call,) = forward_calls(ShippedLaunch("tune", problem, options))
-        code = compile_call(call)
-    except ValueError as error:
-        return Built(note=f"refused: {error}")
-    except Exception as error:  # the compiler may raise anything
-        return Built(note=f"does not compile: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
-    spills = sum(loop[name] for loop in tensor_loops(code.sass) for name in ("LDL", "STL"))
-    notes = [f"{spills} spill instructions in the loops"] if spills else []
-    notes += ["ptxas serialised wgmma"] if code.serialisation else []
-    registers = 1 + max(int(n) for n in _REGISTER.findall(code.sass))
-    return Built(registers, code.spill_bytes, ", ".join(notes))
-
-
 def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> list[float | str]:
     """Time our kernel with each set of launch options: interleaved cool bursts, in SM cycles by the counted clock.
 
@@ -69,7 +34,7 @@ def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> li
     ----------
     problem : AttentionProblem
     options : sequence of dict
-        ShippedLaunch options, see :func:`options_of`.
+        Options of launches, see :func:`options_of`.
 
     Returns
     -------
@@ -79,5 +44,5 @@ def measure_cycles(problem: AttentionProblem, options: Sequence[Keywords]) -> li
     tried = {str(i): partial(kernels.ours, Choices(**chosen)) for i, chosen in enumerate(options)}
     return [
         timing.median(map(timing.cycles, x.bursts)) if x.bursts else f"{x.status}: {x.reason}"
-        for x in kernels.measured(problem, tried).values()
+        for x in kernels.measured((problem, FORWARD), tried).values()
     ]

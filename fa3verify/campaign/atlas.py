@@ -4,7 +4,6 @@ An atlas is a :class:`fa3verify.campaign.run.Run` without its cases: each family
 its largest case, and forwards have their accumulator loss. ``verify`` writes ``OUT/atlas.json`` for its own kernels,
 and the verb ``atlas`` one for many campaigns. The replay files that it names, by paths relative to its folder, are all
 that it needs beside it. A new meaning, or a key more or less, needs a new number of the schema.
-:mod:`fa3verify.campaign.atlas_check` says what is wrong with an atlas that somebody sends.
 """
 
 from __future__ import annotations

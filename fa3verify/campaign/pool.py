@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from fa3verify.campaign import worker
-from fa3verify.campaign.supervisor import ENDING_S
+from fa3verify.campaign.worker import ENDING_S
 from fa3verify.files import Json
-from fa3verify.text import one_line
+from fa3verify.text import of_error, one_line
 
 WARM_UP = 5  # a worker that imports or compiles may take so many times the limit of a task
 TAIL_BYTES = 4000  # how much of a worker's last output is kept for the message about its death
@@ -153,6 +153,13 @@ class _Worker:
             code = self.process.exitcode or 0
             words = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else ""
             words = words or f"its process died with exit code {code}"
+        except TaskError:
+            raise
+        except Exception as error:  # whatever reads garbage raises
+            allowed_s = 0.0
+            at = self.note.read()
+            self.stop()
+            words = f"something else wrote into its pipe ({of_error(error)}); its process was stopped"
         self._reader.join(timeout=0.2)
         printed = one_line(self.printed.decode("utf-8", "replace"))
         raise WorkerLost(f"{words}; it printed last: {printed}" if printed else words, at=at, waited_s=allowed_s)
@@ -248,9 +255,12 @@ class IsolatingPool(Executor):
             if self._stopped.is_set() or not future.set_running_or_notify_cancel():
                 future.cancel()
                 continue
-            if mine is None:
-                mine = _Worker(self._memory_bytes)
-                self._workers.add(mine)
+            try:
+                mine = mine or _Worker(self._memory_bytes)
+            except OSError as error:  # too many processes, or too little memory for another
+                future.set_exception(WorkerLost(f"no process could be started for it: {of_error(error)}"))
+                continue
+            self._workers.add(mine)
             if not self._is_done(future, call, mine):
                 self._workers.discard(mine)
                 mine = None

@@ -1,28 +1,124 @@
 """The worker's side of :mod:`fa3verify.campaign.pool`: a process that runs the calls it receives, confined and watched.
 
-A worker runs below a supervisor that ends whatever it forks (:mod:`fa3verify.campaign.supervisor`). What it prints goes
-into a pipe to the parent, its memory is limited, and a file notes the case that it is at. It may have children of its
-own (``multiprocessing.Pool``).
+What a worker prints goes into a pipe to the parent, its memory is limited, and a file notes the case that it is at. It
+may have children of its own (``multiprocessing.Pool``).
+
+It runs below a supervisor, a process between the pool and itself. On Linux a process whose parent has ended becomes a
+child of the nearest subreaper above it. So daemons and new sessions stay below the supervisor, which ends them when the
+worker is lost, when the pool asks (SIGTERM), and when the pool's own process dies, however that happens. Whoever kills
+the supervisor itself with SIGKILL is out of its reach.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
-from fa3verify.campaign import supervisor
 from fa3verify.files import Json
 from fa3verify.kernels import watch
 from fa3verify.text import of_error, one_line
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+ENDING_S = 10.0  # for all processes below a supervisor to end, which takes milliseconds unless one cannot be killed
+
+
+def fork_below(parent: int, *, not_shared: tuple[Connection, ...]) -> None:
+    """Fork: return in the new process, while the calling one stays above it as its supervisor and never returns.
+
+    On other systems than Linux nothing is forked, and it returns in the calling process, without a supervisor.
+
+    Parameters
+    ----------
+    parent : int
+        Process that the supervisor must not outlive.
+    not_shared : tuple of Connection
+        Connections that the supervisor closes, so that their other ends see when the worker has ended.
+    """
+    if sys.platform != "linux":
+        return
+    die_with(parent, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    supervisor = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads that libraries keep are not needed on the other side
+        worker = os.fork()
+    if worker:
+        for connection in not_shared:
+            connection.close()
+        _supervise(worker)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    die_with(supervisor, signal.SIGKILL)
+    os.setsid()  # so that what is sent to the worker's whole group stays there
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Have a signal sent to this process when its parent dies; it ends at once if that has happened already."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _supervise(worker: int) -> NoReturn:
+    """Wait for the worker's end, or to be asked for it; then end all that is left and die as the worker did."""
+    ended: dict[int, int] = {}
+    while worker not in ended:
+        if signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) == signal.SIGTERM:
+            ended[worker] = signal.SIGTERM
+        _reap(ended)
+    status = ended[worker]
+    deadline = time.monotonic() + ENDING_S
+    while (left := below(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        _reap(ended)
+        time.sleep(0.002)
+    if os.WIFSIGNALED(status):
+        # Die by the same signal, so that the pool reads it as the worker's exit code.
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+def _reap(ended: dict[int, int]) -> None:
+    """Add the wait status of children that have ended, orphans included, to ``ended``; the first status counts."""
+    with contextlib.suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.setdefault(*child)
+
+
+def below(pid: int) -> list[int]:
+    """Return the ids of all processes that run below one, its children and theirs, as Linux lists them in /proc."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # Behind the name, in parentheses: state, parent, ..., and as the 18th field the number of threads.
+            fields = file.read().rpartition(b")")[2].split()
+            has_ended = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1  # a first thread may end before the others
+            if not has_ended:
+                children.setdefault(int(fields[1]), []).append(int(name))
+    descendants = list(children.get(pid, ()))
+    for child in descendants:  # the list grows while it is walked
+        descendants += children.get(child, ())
+    return descendants
+
 
 NOTE_BYTES = 1 << 20  # the most of a note that is read: a longer one was not written by us
 
@@ -48,6 +144,7 @@ class Note:
     def __init__(self, path: Path, pipe: Connection | None = None) -> None:
         self.path = path
         self._pipe = pipe
+        self._process = os.getpid()
 
     def trying(self, what: str, content: Json) -> None:
         """Replace the note by another case; on a full disk there is no note, and the work goes on."""
@@ -68,8 +165,11 @@ class Note:
             self.path.unlink(missing_ok=True)
 
     def warming(self, begins: bool) -> None:
-        """Tell the parent that something that takes longer the first time begins, or has ended."""
-        if self._pipe:
+        """Tell the parent that something that takes longer the first time begins, or has ended.
+
+        A process that a call forked says nothing: its bytes would stand in the middle of its worker's.
+        """
+        if self._pipe and os.getpid() == self._process:
             self._pipe.send(Message("warming" if begins else "warm"))
 
 
@@ -90,7 +190,7 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
         Private memory that may be written, no limit by default; beyond it allocations fail (MemoryError).
     """
     confine(printed, memory_bytes)
-    supervisor.fork_below(parent, not_shared=(pipe,))
+    fork_below(parent, not_shared=(pipe,))
     watch.listen(Note(note, pipe))
     process = os.getpid()
     while True:

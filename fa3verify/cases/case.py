@@ -21,6 +21,7 @@ from fa3verify.kernels.record import Kernel
 from fa3verify.operations.operation import Arrays
 
 SCHEMA = "fa3verify.case/1"
+_NORMAL = Recipe("normal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,30 @@ class Case:
         operation.check(self.problem, self.scheme)
         operation.check_changes(dict(self.changes))
         object.__setattr__(self, "changes", tuple(sorted(dict(self.changes).items())))
+
+    @classmethod
+    def plain(
+        cls,
+        kernel: Kernel,
+        problem: AttentionProblem,
+        recipe: Recipe = _NORMAL,
+        changes: tuple[tuple[str, Setting], ...] = (),
+    ) -> Case:
+        """Return a case of a kernel whose e4m3 inputs have a descale for each head, as those of most callers.
+
+        Parameters
+        ----------
+        kernel : Kernel
+            What is called; its name and operation are the case's.
+        problem : AttentionProblem
+            What it is asked.
+        recipe : Recipe
+            Of the inputs; normal ones by default.
+        changes : tuple of (str, setting)
+            Fields of the kernel's configuration that are changed.
+        """
+        scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
+        return cls(kernel.name, problem, recipe, scheme, changes, kernel.operation)
 
     def draw(self) -> tuple[Arrays, Quantized]:
         """Draw the inputs, and prepare what the kernel sees of them.

@@ -19,7 +19,6 @@ import numpy as np
 
 from fa3_reference.cache import with_cache
 from fa3_reference.problem import AttentionProblem, Dtype
-from fa3_reference.quantize import QuantScheme
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.cases.dimensions import DIMENSIONS, MORE, OF_CACHES, PAGE_SIZES, Point
@@ -37,7 +36,7 @@ _LONGEST = {"quick": 8192, "release": 131072, "soak": 131072}  # keys of a seque
 # gradients 4.8: a worker has at least 8, and its kernel needs some of them.
 _MOST_ELEMENTS = {"quick": 2**22, "release": 2**26, "soak": 2**26}
 _MOST_OF_GRADIENTS = 2**24
-_MOST_CHANNELS = 4096  # channels of K; larger layers are served by eight GPUs, each with its share of the heads
+_MOST_CHANNELS = 4096  # of K, in the share of one GPU
 _RECIPES = (Recipe("normal"), Recipe("peaky"), Recipe("offset_v"))  # inputs of the cases, in turn
 _VALUE_DIMS = ((192, 128), (64, 256), (128, 64), (256, 128), (40, 72), (96, 160))  # head_dim and head_dim_v
 _HEADS = ((6, 1), (7, 1), (14, 2), (16, 1), (32, 2), (24, 24), (40, 8), (48, 1), (64, 8))  # nheads and nheads_kv
@@ -81,6 +80,12 @@ class Model:
     softcap: float = 0.0
     softmax_scale: float | None = None
     causal: bool = True
+
+    @property
+    def share(self) -> Model:
+        """Return the layer as a GPU serves it: one with many channels of K is served by eight, each with its heads."""
+        gpus = 8 if self.nheads_kv * self.head_dim > _MOST_CHANNELS else 1
+        return replace(self, nheads=self.nheads // gpus, nheads_kv=self.nheads_kv // gpus)
 
     def problem(self, dtype: Dtype, seqlen_q: int, longest: int) -> AttentionProblem:
         """Return the last ``seqlen_q`` queries over as many keys as the context has tokens, at most ``longest``."""
@@ -128,9 +133,8 @@ def practice(kernel: Kernel, profile: str, seed: int) -> Iterator[Case]:
         problem = _fitted(kernel, problem)
         if needed_features(problem) <= kernel.features and kernel.supports(problem):
             recipe = replace(_RECIPES[i % len(_RECIPES)], seed=seed + i)
-            scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
             is_split = problem.sinks and problem.cache and "num_splits" in kernel.changeable
-            yield Case(kernel.name, problem, recipe, scheme, (("num_splits", 3),) if is_split else (), kernel.operation)
+            yield Case.plain(kernel, problem, recipe, (("num_splits", 3),) if is_split else ())
 
 
 def _quantised(kernel: Kernel, profile: str, seed: int, rng: np.random.Generator) -> Iterator[Case]:
@@ -168,14 +172,13 @@ def _quantised(kernel: Kernel, profile: str, seed: int, rng: np.random.Generator
 
 def probes(kernel: Kernel) -> Iterator[Case]:
     """Yield a small case of every head_dim that a kernel takes; none for a quantiser or one that declares its own."""
-    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
     if kernel.head_dims is not None or kernel.operation == "quantize":
         return
     for i, head_dim in enumerate(every_head_dim(kernel.dtype)):
         problem = AttentionProblem(1, 1, 1, 3, 65, head_dim, dtype=kernel.dtype, causal="causal" in kernel.features)
         problem = _fitted(kernel, problem)
         if kernel.supports(problem):
-            yield Case(kernel.name, problem, Recipe("normal", seed=i), scheme, (), kernel.operation)
+            yield Case.plain(kernel, problem, Recipe("normal", seed=i))
 
 
 def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[AttentionProblem]:
@@ -188,12 +191,11 @@ def _layers(kernel: Kernel, profile: str, rng: np.random.Generator) -> Iterator[
         few = _FEW - bool(kernel.features & CACHES)  # which has calls of its own besides
         chosen = tuple(chosen[i] for i in rng.permutation(len(chosen))[:few])
     for i, model in enumerate(chosen):
-        shard = 8 if model.nheads_kv * model.head_dim > _MOST_CHANNELS else 1
-        most = _most_elements(kernel, profile) * shard // (model.nheads_kv * model.head_dim)
+        part = model.share
+        most = _most_elements(kernel, profile) // (part.nheads_kv * part.head_dim)
         longest = min(_LONGEST[profile], max(1024, most))
         # A windowed layer has more keys than its window, as else the window would hide none.
         longest = max(longest, min(model.window + 300, _LONGEST[profile]))
-        part = replace(model, nheads=model.nheads // shard, nheads_kv=model.nheads_kv // shard)
         problem = part.problem(kernel.dtype, (1, 3, 2)[i % 3], longest)
         chosen = {d.name: str(rng.choice(d.classes)) for d in DIMENSIONS if d.name in _CHEAP and d.concerns(kernel)}
         if kernel.features & CACHES:
@@ -274,16 +276,15 @@ def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     Sizes become those that the kernel declares. Other features, such as a head_dim of V, stay, and :func:`practice`
     leaves out problems that need one which is not claimed.
     """
-    features = kernel.features
-    changes: dict[str, Any] = {}
-    if problem.causal and "causal" not in features:
-        changes["causal"] = False
-    if problem.group > 1 and "gqa" not in features:
-        changes["nheads_kv"] = problem.nheads
-    if problem.softcap and "softcap" not in features:
-        changes["softcap"] = 0.0
-    if problem.window != (-1, -1) and "window" not in features:
-        changes |= {"window": (-1, -1), "causal": "causal" in features}
+    without: dict[str, Json] = {
+        "causal": {"causal": False},
+        "gqa": {"nheads_kv": problem.nheads},
+        "softcap": {"softcap": 0.0},
+        "window": {"window": (-1, -1), "causal": "causal" in kernel.features},
+    }
+    changes: Json = {}
+    for feature in without.keys() & needed_features(problem) - kernel.features:
+        changes |= without[feature]
     if not problem.is_varlen:
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
         # K grew if every query head has its own keys now; a worker's memory is the limit, whatever the profile.

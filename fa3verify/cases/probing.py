@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from fa3_kernels.plan.config import MAX_HEAD_DIM
 from fa3_reference.problem import AttentionProblem, Dtype
-from fa3_reference.scales import QuantScheme
 from fa3verify.cases.case import Case
 from fa3verify.cases.dimensions import HEAD_DIMS, head_dims
 from fa3verify.files import Json
-from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels import calls
 from fa3verify.kernels.arrays import ArrayFunction
 from fa3verify.kernels.record import REFUSED, Kernel
@@ -71,10 +69,9 @@ def small_call(kernel: Kernel, head_dim: int) -> ValueError | calls.KernelError 
 
 def raised(kernel: Kernel, problem: AttentionProblem) -> ValueError | calls.KernelError | None:
     """Run a problem of plain inputs, and return what the kernel raised, or how it refused; None if it returned."""
-    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
-    case = Case(kernel.name, problem, Recipe("normal"), scheme, (), kernel.operation)
+    operands = Case.plain(kernel, problem).operands()
     try:
-        calls.run(kernel, problem, case.operands(), kernel.config_for(problem))
+        calls.run(kernel, problem, operands, kernel.config_for(problem))
     except (calls.KernelError, ValueError) as error:
         return error
     return None

@@ -13,6 +13,7 @@ from typing import Any
 
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3_reference.scales import QuantScheme, can_rotate, rounding_fields
 from fa3_reference.score_term import BROADCAST, KINDS, VALUES, Kind, ScoreTerm
 from fa3verify.cases.case import Case
@@ -79,8 +80,10 @@ def _made(kernel: Kernel, chosen: Point, recipe: Recipe, tile_m: int, tile_n: in
     ValueError if by its declarations the kernel does not take it.
     """
     problem = _problem(kernel, chosen, tile_m, tile_n, recipe.seed)
-    if chosen.get("rotation") == "on" and not can_rotate(problem.head_dim):
-        raise ValueError(f"a head_dim of {problem.head_dim} is not rotated")
+    require(
+        chosen.get("rotation") != "on" or can_rotate(problem.head_dim),
+        f"a head_dim of {problem.head_dim} is not rotated",
+    )
     changes = _changes(kernel, chosen, tile_n)
     scheme = _scheme(kernel, chosen, problem, tile_n)
     case = Case(kernel.name, problem, recipe, scheme, changes, kernel.operation)
@@ -269,8 +272,7 @@ def _scheme(kernel: Kernel, chosen: Point, problem: AttentionProblem, tile_n: in
     """Return how the operands of an e4m3 forward are quantised; None for other kernels."""
     if kernel.operation != "forward" or kernel.dtype != "e4m3":
         return None
-    if chosen.get("centring") == "on" and problem.softcap:
-        raise ValueError("K is not centred under a softcap")
+    require(chosen.get("centring") != "on" or not problem.softcap, "K is not centred under a softcap")
     descales = chosen.get("descales", "head")
     is_other = descales == "other blocks"
     return QuantScheme(

@@ -28,7 +28,7 @@ from fa3verify.judging import metrics
 from fa3verify.operations.forward import ForwardConfig
 from fa3verify.operations.operation import Accumulator
 
-_ROWS_OF_A_PART = 32
+_ROWS_OF_A_PART = 32  # of one of many
 _MOST_PARTS = 32
 _MOST_KEYS = 1 << 15  # keys, in all parts together, that are read unless a part alone has more
 _THREADS = min(8, os.cpu_count() or 1)  # parts at once
@@ -172,13 +172,15 @@ def sampled(call: AttentionCall, rows: int, seed: int) -> Iterator[Place]:
         (i, head, 1) if call.lengths_q[i] > 2 * _EDGES else (i, head - head % call.group, call.group)
         for i, head in [*named, *(pairs[at] for at in rng.permutation(len(pairs)))]
     ]
+    parts = list(dict.fromkeys(units))[:_MOST_PARTS]
+    most = max(_ROWS_OF_A_PART, -(-rows // max(1, len(parts))))
     left = rows
     keys = 0
-    for i, (sequence, head, count) in enumerate(list(dict.fromkeys(units))[:_MOST_PARTS]):
+    for i, (sequence, head, count) in enumerate(parts):
         keys += call.lengths_k[sequence]
         if left <= 0 or (i > 1 and keys > _MOST_KEYS):
             return
-        chosen = _rows(call.lengths_q[sequence], min(left, _ROWS_OF_A_PART), rng)
+        chosen = _rows(call.lengths_q[sequence], min(left, most), rng)
         left -= len(chosen) * count
         yield sequence, slice(head, head + count), chosen
 

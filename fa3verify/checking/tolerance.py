@@ -19,7 +19,7 @@ from fa3_reference.formats import BY_DTYPE, FORMATS
 from fa3verify.checking.call import AttentionCall, on_host
 from fa3verify.checking.check import Place, rows_of, sampled, truth_of
 from fa3verify.checking.checked import CheckedRows
-from fa3verify.judging.metrics import bits_differing
+from fa3verify.judging.metrics import other_bits
 from fa3verify.kernels.calls import run
 from fa3verify.kernels.twins import twin
 from fa3verify.operations.operation import Accumulator, error_over_bound
@@ -183,7 +183,7 @@ def _planted(call: AttentionCall, model: KernelModel) -> Iterator[tuple[str, Che
     )
     for fault in Fault:
         got = run(twin(problem.dtype, fault=fault), problem, operands, config)["out"]
-        if bits_differing({"out": got}, {"out": due}):
+        if other_bits(got, due, equal_nans=False).any():
             yield fault.value, replace(ideal, got=got[0])
 
 

@@ -6,15 +6,14 @@ The comparisons and the proof are in ``fa3verify.compare``; here options become 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fa3_reference.rules import require
-from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, require_writable, write
-from fa3verify.cli.options import Options, given_options, group, peers_option, workers_option
+from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, require_writable
+from fa3verify.cli.options import Options, gone, group, peers_option, refuse_options, workers_option
 
 if TYPE_CHECKING:
     from fa3verify.campaign.tasks import CallTask
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 Axes = dict[str, list[int | str]]  # values by what changes; an empty list stands for the axis's own values
 PROOF = ("window", "page_size", "max_batch", "max_seqlen_q", "max_seqlen_k", "plan_only")  # options only of --prove
-RUNS = ("batch", "workers", "out")  # options that --prove does not take
+RUNS = ("batch", "workers")  # options that --prove does not take
 size_options = group(
     click.option("--causal/--dense", default=None, help="The mask; dense, with --prove causal."),
     click.option("--head-dim", type=click.IntRange(8, 256), help="128, or what both take."),
@@ -61,7 +60,7 @@ proof_options = group(
 
 
 @click.command(cls=Verb, epilog=EPILOG)
-@click.argument("kernel", required=False)
+@click.argument("kernel")
 @click.argument("other", required=False)
 @click.option(
     "--over",
@@ -75,18 +74,17 @@ proof_options = group(
 @size_options
 @proof_options
 @workers_option
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as Markdown.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons, or the proof, as JSON.")
 @peers_option
 @click.option("--quiet", is_flag=True, help="Print nothing but what differs; with --prove one line.")
-def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
+@gone("--out", "python -m fa3_reports invariance writes the table, from a checkout")
+def compare(kernel: str, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
     """Compare the bits of KERNEL and OTHER on what both claim, or of KERNEL in calls that differ in what a serving
     stack may change.
 
     KERNEL[FIELD=VALUE,...] is a kernel in another configuration. What is equal is so of the calls that ran; --prove
     says it of all batches, where the plan of a kernel is known: tile, parts of the keys, packing and path are functions
-    of few statistics of a batch, which are enumerated, and calls of every class run. Without a kernel: the table of
-    what may change for our kernels and for the released FlashAttention-3.
+    of few statistics of a batch, which are enumerated, and calls of every class run.
 
     \b
     fa3verify compare twin.fp16 "twin.fp16[tile_n=64]"
@@ -94,72 +92,54 @@ def compare(kernel: str | None, other: str | None, axes: tuple[str, ...], **opti
     fa3verify compare "flash3.bf16[num_splits=4]" --prove --seqlen-k 4000
     fa3verify compare sglang.bf16 --prove --page-size 16 --over chunk
 
-    Exit code 1 if a named kernel differs, with --prove if any call within the limits does; 5 if nothing ran, or the
+    Exit code 1 if anything differs, with --prove if any call within the limits does; 5 if nothing ran, or the
     plan does not decide.
     """
     from fa3verify.compare.axes import SIZES
 
-    out = options["out"]
-    require_writable(out and str(out), options["json_target"])
+    require_writable(options["json_target"])
     chosen = dict(map(_axis, axes))
     require(len(chosen) == len(axes), f"an axis is named once, with all its values, got {', '.join(axes)}")
     sizes = {name: options[name] for name in SIZES if options[name] is not None}
     if options["prove"]:
         raise Exit(_prove(kernel, other, chosen, sizes, options))
-    if given := given_options(PROOF):
-        raise ValueError(f"{', '.join(given)} go with --prove")
-    from fa3verify.compare import table
+    refuse_options(PROOF, "{} go with --prove")
+    from fa3verify.compare import tasks as comparisons
 
-    if kernel and other:
-        require(not out, "the table that --out writes is of one kernel, or of none; --json takes two as well")
-        tasks = table.pairs_of(kernel, other, chosen, sizes)
-    else:
-        tasks = table.tasks_of([kernel] if kernel else table.KERNELS, chosen, sizes)
-    raise Exit(_run(kernel, other, tasks, sizes, options))
+    made = comparisons.pairs_of(kernel, other, chosen, sizes) if other else comparisons.tasks_of(kernel, chosen, sizes)
+    raise Exit(_run(kernel, other, made, options))
 
 
-def _run(kernel: str | None, other: str | None, tasks: list[CallTask], sizes: Fields, options: Options) -> int:
-    """Run comparisons, write and print their results, and return the exit code.
-
-    Without a ``kernel`` the table of all kernels is made, in which a difference is no finding.
-    """
+def _run(kernel: str, other: str | None, tasks: list[CallTask], options: Options) -> int:
+    """Run comparisons, write and print their results, and return the exit code."""
     from fa3verify.cli import console, console_search
-    from fa3verify.compare import table
+    from fa3verify.compare import tasks as comparisons
     from fa3verify.kernels.twins import is_twin
 
-    out = options["out"]
     quiet = options["quiet"]
     with console.counting("comparisons", quiet) as tell:
-        results = table.run(tasks, options["workers"], tell)
-    if out:
-        names = list(dict.fromkeys(task.arguments["kernel"] for task in tasks))
-        rows = {task.arguments["axis"]: task.arguments["values"] for task in tasks}
-        write(table.page(names, rows, results, sizes=sizes), str(out))
-    emit(table.body(results, tasks), options["json_target"])
-    if options["json_target"] != "-":
+        results = comparisons.run(tasks, options["workers"], tell)
+    if emit(comparisons.body(results, tasks), options["json_target"]):
         labels = [task.arguments.get("kernel", "") for task in tasks]
         console_search.print_comparisons(labels, results, quiet=quiet)
-        if kernel and not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in results):
+        if not (other or quiet) and is_twin(kernel) and any(each and each.is_equal for each in results):
             click.echo(f"of all batches: fa3verify compare '{kernel}' --prove")
     ran = [each for each in results if each is not None]
     if any(each.is_equal is None for each in ran) or not ran:
         return NOTHING
-    return FINDING if kernel and any(each.first for each in ran) else OK
+    return FINDING if any(each.first for each in ran) else OK
 
 
-def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, options: Options) -> int:
+def _prove(kernel: str, other: str | None, axes: Axes, sizes: Fields, options: Options) -> int:
     """Decide for all batches whether a row of a kernel has the same bits, print the answer, and return the exit code.
 
-    ValueError for options that --prove does not take, for two kernels, and for none.
+    ValueError for options that --prove does not take, and for two kernels.
     """
     from fa3verify.compare.proof import BatchLimits, prove, words
     from fa3verify.compare.proof.plans import Change
 
-    if kernel is None or other:
-        got = " and ".join(filter(None, (kernel, other))) or "none"
-        raise ValueError(f"--prove is of one kernel, got {got}")
-    if given := given_options(RUNS):
-        raise ValueError(f"--prove does not take {', '.join(given)}")
+    require(not other, f"--prove is of one kernel, got {kernel} and {other}")
+    refuse_options(RUNS, "--prove does not take {}")
     known: tuple[Change, ...] = get_args(Change)
     if wrong := [name for name, values in axes.items() if name not in known or values]:
         raise ValueError(f"--prove goes over {', '.join(known)}, with all values, got {', '.join(wrong)}")
@@ -174,8 +154,7 @@ def _prove(kernel: str | None, other: str | None, axes: Axes, sizes: Fields, opt
         **sizes,
         **window,
     )
-    emit(proof.to_json(), options["json_target"])
-    if options["json_target"] != "-":
+    if emit(proof.to_json(), options["json_target"]):
         click.echo(words.headline(proof))
         for answer in () if options["quiet"] else proof.answers:
             click.echo("\n".join(words.lines(answer, proof.own)))

@@ -52,6 +52,15 @@ STYLE = {
     "not compared": "yellow",
     "inconclusive": "bold yellow",
 }
+FAIL = "[red]FAIL[/red] "
+UNDER = "     "  # in front of what is said of a finding
+
+
+def say(*lines: object, mark: str = "") -> None:
+    """Print lines of plain text on stdout, none of them broken, with a mark in front of each that may have colours."""
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(f"{mark}{escape(str(line))}", soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -135,25 +144,22 @@ def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None)
             _print_kernel(console, kernel)
         parts = (f"{PARTS[k]} [{STYLE.get(v, 'yellow')}]{v}[/]" for k, v in run.layers.items())
         console.print("\n" + "  ".join(parts))
-    _print_findings(console, run.failures, out, str(out / "summary.json"))
+    _print_findings(run.failures, out, out / "summary.json")
     for question in run.questions:
-        _print_question(console, question, out)
-    for kernel in run.kernels:
-        if kernel.inconclusive and kernel.verdict == "inconclusive":
-            words = f"{escape(kernel.name)}: {escape(kernel.inconclusive)}"
-            console.print(f"[yellow]INCONCLUSIVE[/yellow] {words}", soft_wrap=True)
+        _print_question(question, out)
+    undecided = [kernel for kernel in run.kernels if kernel.inconclusive and kernel.verdict == "inconclusive"]
+    say(*(f"{kernel.name}: {kernel.inconclusive}" for kernel in undecided), mark="[yellow]INCONCLUSIVE[/yellow] ")
     verdict = run.verdict
     cases = sum(kernel.cases for kernel in run.kernels)
     outputs = sum(kernel.outputs for kernel in run.kernels)
     judged = f"{plural(len(run.kernels), 'kernel')}, {plural(cases, 'case')}, {outputs:,} outputs"
     passed_s = run.wall_s if began_s is None else time.monotonic() - began_s
-    words = f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] {judged} in {passed_s:.0f} s"
-    console.print(words, soft_wrap=True)
+    say(f"{judged} in {passed_s:.0f} s", mark=f"[{STYLE[verdict]}]VERIFY {verdict.upper()}[/] ")
     if verdict == "pass" and (rests_on := tried.line([kernel.tried for kernel in run.kernels])):
-        console.print(rests_on, soft_wrap=True)
-    console.print(f"report {out / 'report.html'}", soft_wrap=True)
+        say(rests_on)
+    say(f"report {out / 'report.html'}")
     if lost := bits_line(run.kernels):
-        console.print(escape(lost), soft_wrap=True)
+        say(lost)
 
 
 def _print_kernel(console: Console, kernel: KernelRun) -> None:
@@ -163,7 +169,7 @@ def _print_kernel(console: Console, kernel: KernelRun) -> None:
     examples = sum(law.examples for law in kernel.laws)
     console.print(f"properties {held}/{len(kernel.laws)} hold, {examples} examples")
     if kernel.assumption:
-        console.print(escape(kernel.assumption), soft_wrap=True)
+        say(kernel.assumption)
     if line := _quantisation_line(kernel):
         console.print(line)
     covered = kernel.coverage
@@ -172,55 +178,50 @@ def _print_kernel(console: Console, kernel: KernelRun) -> None:
     left_out = [*(covered.not_tried if covered else ()), *(kernel.tried.not_tried if kernel.tried else ())]
     if left_out:
         more = f" and {len(left_out) - 12} more" if len(left_out) > 12 else ""
-        console.print(f"not tried: {escape(', '.join(left_out[:12]))}{more}", soft_wrap=True)
+        say(f"not tried: {', '.join(left_out[:12])}{more}")
 
 
 def print_shard(shard: ShardRun, out: Path) -> None:
     """Print the findings of a shard, which has no verdict; the last line is the path of its file."""
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    _print_findings(console, shard.failures, None, str(out / shard.file))
+    _print_findings(shard.failures, None, out / shard.file)
     count = len(shard.failures)
     found = f"[{STYLE['fail']}]{count} findings[/]" if count else "no finding"
-    words = f"{shard.shard.upper()} {found} in {shard.tasks} tasks"
-    console.print(f"{words}; the verdict is that of fa3verify merge", soft_wrap=True)
-    console.print(f"shard {out / shard.file}", soft_wrap=True)
+    say(f"in {shard.tasks} tasks; the verdict is that of fa3verify merge", mark=f"{shard.shard.upper()} {found} ")
+    say(f"shard {out / shard.file}")
 
 
-def _print_findings(console: Console, found: Iterable[Finding], out: Path | None, file: str) -> None:
+def _print_findings(found: Iterable[Finding], out: Path | None, file: Path) -> None:
     """Print the first finding of each symptom, at most 20 symptoms; ``file`` is the file that has all findings.
 
     Replay files lie below ``out``, None where none was written.
     """
     shown = symptoms(found)
     for each in shown[:20]:
-        _print_finding(console, each, out)
+        _print_finding(each, out)
     if len(shown) > 20:
-        console.print(f"... and {len(shown) - 20} more symptoms in {file}")
+        say(f"... and {len(shown) - 20} more symptoms in {file}")
 
 
-def _print_finding(console: Console, symptom: Symptom, out: Path | None) -> None:
+def _print_finding(symptom: Symptom, out: Path | None) -> None:
     """Print the first finding of a symptom: what failed, the case, how to run it again, and what else found it."""
     first = symptom.first
-    told_of = f"{escape(first.kernel)} {escape(first.what.told)}: {escape(first.message)}"
-    console.print(f"[red]FAIL[/red], {symptom.severity}: {told_of}", soft_wrap=True)
-    for line in lines(first, str(out / first.replay) if first.replay and out else None):
-        console.print(f"     {escape(line)}", soft_wrap=True)
+    say(f"{first.kernel} {first.what.told}: {first.message}", mark=f"[red]FAIL[/red], {symptom.severity}: ")
+    say(*lines(first, str(out / first.replay) if first.replay and out else None), mark=UNDER)
     if symptom.elsewhere:
-        console.print(f"     found as well by: {escape(symptom.elsewhere)}", soft_wrap=True)
+        say(f"found as well by: {symptom.elsewhere}", mark=UNDER)
 
 
-def _print_question(console: Console, question: ContractQuestion, out: Path) -> None:
+def _print_question(question: ContractQuestion, out: Path) -> None:
     """What a kernel does, where that was seen, who else does it, and the line that answers."""
     seen = question.seen
-    console.print(f"[cyan]QUESTION[/cyan] {escape(seen.kernel)}: {escape(question.meaning)}", soft_wrap=True)
-    facts = [
+    say(f"{seen.kernel}: {question.meaning}", mark="[cyan]QUESTION[/cyan] ")
+    say(
         f"seen: {seen.what.told}: {seen.message}",
         *lines(seen, str(out / seen.replay) if seen.replay else None),
         f"elsewhere: {question.public}",
         question.answer,
-    ]
-    for line in facts:
-        console.print(f"     {escape(line)}", soft_wrap=True)
+        mark=UNDER,
+    )
 
 
 COLUMNS = {  # measure: heading; a narrow terminal leaves out the last ones
@@ -280,12 +281,9 @@ def step_summary(out: Path) -> None:
 
 def print_replay(file: ReplayFile, found: Replayed) -> None:
     """Print what a replay file is about, the figures, and whether the kernel holds."""
-    console = Console(highlight=False)
-    console.print(f"{escape(file.kernel)}: {escape(file.what.told)}", soft_wrap=True)
-    console.print(escape(found.message), soft_wrap=True)
-    for name, value in (found.measures or {}).items():
-        console.print(f"  {name:20} {_figure(value, name)}")
-    console.print("[green]holds[/green]" if found.holds else "[bold red]still broken[/bold red]")
+    say(f"{file.kernel}: {file.what.told}", found.message)
+    say(*(f"  {name:20} {_figure(value, name)}" for name, value in (found.measures or {}).items()))
+    say("", mark="[green]holds[/green]" if found.holds else "[bold red]still broken[/bold red]")
 
 
 def kernel_row(kernel: Kernel) -> Json:
@@ -305,17 +303,13 @@ def print_kernels(known: list[Kernel], *, with_faults: bool) -> None:
 
     With the faults that can be planted in twins, if ``with_faults``.
     """
-    console = Console(highlight=False)
     width = max(len(c.name) for c in known)
-    for c in known:
-        if c.unavailable is None:
-            console.print(f"{c.name:{width}}  {escape(c.description)}", soft_wrap=True)
+    say(*(f"{c.name:{width}}  {c.description}" for c in known if c.unavailable is None))
     for reason in dict.fromkeys(c.unavailable for c in known if c.unavailable is not None):
         names = ", ".join(c.name for c in known if c.unavailable == reason)
-        console.print(f"[yellow]not here[/yellow], {escape(reason)}: {escape(names)}")
+        say(f", {reason}: {names}", mark="[yellow]not here[/yellow]")
     for operation in (x for x in operations.OPERATIONS.values() if with_faults and hasattr(x, "faults")):
-        planted = f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}"
-        console.print(planted)
+        say(f"add +FAULT to a twin of {operation.name} to plant a fault: {', '.join(operation.faults)}")
 
 
 @contextlib.contextmanager
@@ -354,8 +348,7 @@ def environment() -> Json:
 
 def print_environment(facts: Json) -> None:
     """Print the facts of :func:`environment` after an empty line."""
-    console = Console(highlight=False)
-    console.print()
+    say("")
     for name, value in facts.items():
         for key, fact in (value if isinstance(value, dict) else {name: value}).items():
-            console.print(f"{key:20} {escape('not set' if fact is None else str(fact))}", soft_wrap=True)
+            say(f"{key:20} {'not set' if fact is None else fact}")

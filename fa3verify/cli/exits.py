@@ -121,13 +121,14 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def emit(value: object, target: str | None) -> None:
+def emit(value: object, target: str | None) -> bool:
     """Write a value as JSON to a file, or to standard output for "-"; do nothing for None.
 
-    Infinity and NaN become strings, as in summary.json.
+    Infinity and NaN become strings, as in summary.json. Tell whether standard output is left for words.
     """
     if target is not None:
         write(files.json_text(value), target)
+    return target != "-"
 
 
 def write(text: str, target: str | None) -> None:

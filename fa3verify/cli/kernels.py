@@ -29,8 +29,7 @@ def kernels(files: tuple[str, ...], json_target: str | None) -> None:
     known = [probing.tried_here(kernel) for file in files for kernel in loading.declared(file)]
     known = known or list(registry.discover().values())
     facts = console.environment()
-    emit({"kernels": [console.kernel_row(c) for c in known], "environment": facts}, json_target)
-    if json_target != "-":
+    if emit({"kernels": [console.kernel_row(c) for c in known], "environment": facts}, json_target):
         console.print_kernels(known, with_faults=not files)
         console.print_environment(facts)
 
@@ -137,7 +136,6 @@ def check(
     if rows is not None:
         given["rows"] = rows if rows == "all" else int(rows)
     found = check(**given)
-    emit(asdict(found), json_target)
-    if json_target != "-":
+    if emit(asdict(found), json_target):
         click.echo(str(found))
     raise Exit(EXIT_CODES[found.verdict])

@@ -9,6 +9,7 @@ from fa3verify.cli.compare import compare
 from fa3verify.cli.exits import EPILOG, USAGE, fail
 from fa3verify.cli.hazards import hazards
 from fa3verify.cli.kernels import cases, check, declare, kernels
+from fa3verify.cli.logprobs import logprobs
 from fa3verify.cli.report import atlas, merge, replay, report
 from fa3verify.cli.search import hunt, learn
 from fa3verify.cli.simulate import simulate
@@ -22,7 +23,7 @@ JOURNEYS = {
     "Look for the worst": (hunt, compare),
     "Choose a schedule, without a GPU": (tune, simulate, hazards),
     "On a GPU": (bench,),
-    "In a program that runs": (watch,),
+    "In a program or a model that runs": (watch, logprobs),
 }
 MOVED = {  # verbs of earlier versions, and what to call instead
     "adversary": "python -m fa3_reports adversary, from a checkout",

@@ -12,6 +12,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
+from fa3_reference.rules import require
 from fa3verify.known.libraries import FOLDER_VARIABLE
 
 Decorator = Callable[[Callable], Callable]
@@ -19,12 +20,18 @@ Options = dict[str, Any]  # values of options, by the names of a command's param
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
-def _tile(_context: Any, _parameter: Any, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not (match := re.fullmatch(r"(\d+)x(\d+)", value)):
-        raise click.BadParameter(f"must be ROWSxKEYS such as 128x176, got {value!r}")
-    return int(match[1]), int(match[2])
+def _numbers(pattern: str, example: str) -> Callable[..., tuple[int, ...] | None]:
+    """Return a callback that reads the whole numbers of an option; other texts than ``pattern`` are errors."""
+
+    def read(_context: Any, _parameter: Any, value: str | None) -> tuple[int, ...] | None:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise click.BadParameter(f"must be {example}, got {value!r}")
+        return tuple(map(int, re.findall(r"\d+", value))) if value else None
+
+    return read
+
+
+_lengths = _numbers(r"\d+(,\d+)*", "lengths such as 300,1,500")
 
 
 def gone(option: str, words: str, *, is_flag: bool = False) -> Decorator:
@@ -124,13 +131,25 @@ shape_options = group(
         default=(-1, -1),
         show_default=True,
         metavar="LEFT RIGHT",
-        help="Keys seen on either side of the diagonal, -1 for all; simulated for --backward alone.",
+        help="Keys seen on either side of the diagonal, -1 for all.",
     ),
 )
 # Options that say what is simulated, and at which clock.
 problem_options = group(
     shape_options,
-    click.option("--pack-gqa", is_flag=True, help="Rows of a tile are the heads of a group, so K and V are read once."),
+    click.option("--page-size", type=click.IntRange(1), metavar="KEYS", help="Of a cache in pages; ours, forward."),
+    click.option(
+        "--seqlens-k", callback=_lengths, metavar="N,N,...", help="Keys of packed sequences; as --seqlens-q by default."
+    ),
+    click.option(
+        "--seqlens-q", callback=_lengths, metavar="N,N,...", help="Queries of packed sequences; --seqlen-q each."
+    ),
+    click.option(
+        "--pack-gqa/--no-pack-gqa",
+        default=None,
+        help="Rows of a tile are the heads of a group, so K and V are read once; by default as a server's call has it, "
+        "and apart in a plain batch.",
+    ),
     click.option("--clock-mhz", type=click.FloatRange(100, 4000), help="SM clock; the machine's maximum by default."),
     click.option("--json", "json_target", metavar="FILE|-", help="Write the figures as JSON."),
 )
@@ -144,7 +163,12 @@ backward_option = click.option(
 
 # Options that say with which schedule it is computed.
 schedule_options = group(
-    click.option("--tile", callback=_tile, metavar="ROWSxKEYS", help="The kernel's own by default."),
+    click.option(
+        "--tile",
+        callback=_numbers(r"\d+x\d+", "ROWSxKEYS such as 128x176"),
+        metavar="ROWSxKEYS",
+        help="The kernel's own by default.",
+    ),
     click.option("--stages", type=click.IntRange(1, 8), default=2, show_default=True),
     click.option(
         "--schedule",
@@ -156,8 +180,11 @@ schedule_options = group(
         type=click.IntRange(0),
         help="e4m3: keys per promotion of P V, 0 for none; the kernel's own by default.",
     ),
-    click.option("--num-splits", type=click.IntRange(1, 256), default=1, show_default=True, help="Parts of the keys."),
-    click.option("--page-size", type=click.IntRange(8), metavar="KEYS", help="Of a cache in pages; ours, forward."),
+    click.option(
+        "--num-splits",
+        type=click.IntRange(0, 256),
+        help="Parts of the keys, 0 as the shape has it; 1 by default, and over pages 0.",
+    ),
     click.option(
         "--kernel",
         metavar="FAMILY",
@@ -186,3 +213,9 @@ def given_options(names: Iterable[str]) -> list[str]:
     """Return the options among ``names`` that the running command was given, as users write them (``--head-dim``)."""
     known = {p.name: p.opts[-1] for p in get_current_context().command.params}
     return [known[name] for name in names if is_given(name)]
+
+
+def refuse_options(names: Iterable[str], rule: str) -> None:
+    """Raise ValueError if the running command was given any of these options; they stand for {} in the rule."""
+    given = given_options(names)
+    require(not given, rule.format(", ".join(given)))

@@ -16,14 +16,13 @@ from fa3verify.cli.exits import (
     FINDING,
     NOTHING,
     OK,
-    USAGE,
     Verb,
     emit,
     fail,
     require_outputs,
     told_anyhow,
 )
-from fa3verify.cli.options import memory_bytes, output_options, peers_option, pool_options, seed_option
+from fa3verify.cli.options import gone, memory_bytes, output_options, peers_option, pool_options, seed_option
 
 
 @click.command(cls=Verb, epilog=EPILOG)
@@ -50,8 +49,7 @@ def replay(
 
     stored = replay_files.read(file)
     result = replays.run(stored, kernel, activations, family)
-    emit(result._asdict(), json_target)
-    if json_target != "-":
+    if emit(result._asdict(), json_target):
         console.print_replay(stored, result)
     raise Exit(FINDING if not result.holds else NOTHING if stored.is_finding_of(kernel) else OK)
 
@@ -81,43 +79,30 @@ def report(
 ) -> None:
     """Build pages again from DATA: a run.nc that verify wrote, or atlases that atlas wrote, as one page.
 
-    Beside atlases a page takes the table.json of compare, the curves.csv of hunt, and reports/findings/known.json.
+    Beside atlases a page takes lists of known findings, such as reports/findings/known.json.
     """
-    click.echo(_of_folder(history, data, out, against, given) if history else _of_data(data, out, against, given))
-
-
-def _of_folder(history: Path, data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:
-    """Make the page of --history and return its path; ValueError for DATA, --against or --pair beside it."""
     from fa3verify.commands import verify
-    from fa3verify.report import history as over_runs
+    from fa3verify.report import against as beside, atlas_page, build, history as over_runs
 
     require(
-        not (data or against or given),
+        not (history and (data or against or given)),
         "--history takes runs from its folder, and neither DATA nor --against nor --pair",
     )
-    verify.prepare_output(out)
-    return str(over_runs.write_pages(out, history))
-
-
-def _of_data(data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...]) -> str:
-    """Make the page of DATA, or of DATA beside ``against``, and return what is printed.
-
-    ``given`` are the texts OLD=NEW of --pair. ValueError for data and options that do not go together.
-    """
-    from fa3verify.commands import verify
-    from fa3verify.report import against as beside, atlas_page, build
-
-    require(data, "report needs DATA: a run.nc or atlases; or --history DIR")
+    require(data or history, "report needs DATA: a run.nc or atlases; or --history DIR")
     runs = [path for path in data if path.suffix == ".nc"]
     require(not runs or len(data) <= 1, "a page is of one run.nc, or of atlases")
     require(not given or against is not None, "--pair is for --against")
+    chosen = [(old, new) for old, _, new in (pair.partition("=") for pair in given)]
+    require(all(old and new for old, new in chosen), "--pair is OLD=NEW, the names of two kernels")
     verify.prepare_output(out)
     if against is not None:
-        chosen = [(old, new) for old, _, new in (pair.partition("=") for pair in given)]
-        require(all(old and new for old, new in chosen), "--pair is OLD=NEW, the names of two kernels")
         page, sentences = beside.write_pages(out, data, against, chosen)
-        return "\n".join((*sentences, str(page)))
-    return str(build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data))
+        click.echo("\n".join(sentences))
+    elif history:
+        page = over_runs.write_pages(out, history)
+    else:
+        page = build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data)
+    click.echo(page)
 
 
 @click.command(cls=Verb, epilog=EPILOG)
@@ -143,30 +128,15 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
 @click.option("--profile", type=click.Choice(["quick", "release", "soak"]), default="quick", show_default=True)
 @seed_option
 @click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
-@click.option(
-    "--check",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Judge nothing: say in one line each what is wrong with an atlas.json that is to be sent.",
-)
 @pool_options
-def atlas(
-    kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, check: Path | None, **options: Any
-) -> None:
+@gone("--check", "python -m fa3_reports row FILE, from a checkout")
+def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, **options: Any) -> None:
     """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json, its pages and OUT/worst.
 
     Of each kernel: largest known errors with their inputs and the effort behind them, error bound, RMSE against both
     references, accumulator loss over long rows, policy, determinism. Kernels that cannot run here are listed with the
     reason. The report of each is in OUT/campaigns.
     """
-    if check is not None:
-        from fa3verify.campaign import atlas_check
-        from fa3verify.text import one_line
-
-        lines = atlas_check.mistakes(check)
-        for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
-            click.echo(one_line(f"{check}: {line}"), err=bool(lines))
-        raise Exit(USAGE if lines else OK)
     from fa3verify.cli import console
     from fa3verify.commands import publish, verify
     from fa3verify.known import registry
@@ -195,7 +165,6 @@ def _chosen(kernels: tuple[str, ...], known: Any) -> list[str]:
     names = []
     for kernel in kernels or ("*",):
         matching = [name for name in known if fnmatchcase(name, kernel)] if "*" in kernel else [kernel]
-        if not matching:
-            raise ValueError(f"no kernel matches {kernel!r}; fa3verify kernels lists them")
+        require(matching, f"no kernel matches {kernel!r}; fa3verify kernels lists them")
         names += matching
     return names

@@ -108,7 +108,6 @@ def learn(
     with console.counting("head dims asked", quiet) as tell:
         learning = learn_all(kernel, head_dims, outputs=outputs, seed=seed, workers=workers, progress=tell)
     is_written = learning.write(out)
-    emit(plain(learning), json_target)
-    if json_target != "-":
+    if emit(plain(learning), json_target):
         console_search.print_learning(learning, out if is_written else None)
     raise Exit(FINDING if learning.findings else OK if is_written else NOTHING)

@@ -1,12 +1,12 @@
 """Verb simulate: the cycles of one schedule, what binds, and what the tensor cores wait for.
 
-The simulation is in ``fa3_simulator``; here options become a problem and a configuration, and figures are printed. The
-verb ``tune``, which ranks many schedules, uses :func:`problem_of` and :func:`hazards_line`.
+The figures are made in :mod:`fa3verify.commands.simulate`; here options become a problem and a configuration, and
+figures are printed. The verb ``tune``, which ranks many schedules, prints some of them as this one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from click.exceptions import Exit
 
 from fa3_reference.rules import require
 from fa3verify.cli import described
-from fa3verify.cli.described import described_options, machine_if
-from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, fail
+from fa3verify.cli.described import cubin_options, described_options, machine_of
+from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit
 from fa3verify.cli.options import (
     Options,
     given_options,
@@ -27,25 +27,22 @@ from fa3verify.cli.options import (
     problem_options,
     schedule_options,
 )
+from fa3verify.files import Json
+from fa3verify.text import one_line
 
 if TYPE_CHECKING:
     from fa3_reference.problem import AttentionProblem
-    from fa3_simulator.accounts import Traced
-    from fa3_simulator.costs import Costs
     from fa3_simulator.cta import AnyConfig
-    from fa3_simulator.engine import Trace
-    from fa3_simulator.footprint import Hazard
     from fa3_simulator.machine import Machine
-    from fa3_simulator.program import Program
-    from fa3_simulator.run import Estimate
-    from fa3_simulator.schedules import TileBlocks
-    from fa3verify.files import Json
+    from fa3_simulator.overlap import Traced
 
+VECTOR = 0.2  # how far off the vector counts that somebody declared may be
+SHOWN = 5  # the most findings that are printed of a described kernel
 # Options that --backward does not take.
 FORWARD_ONLY = ("schedule", "p_in_smem", "promotion_interval", "num_splits", "page_size", "pack_gqa")
 
 
-def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
+def _config(options: Options, problem: AttentionProblem, sms: int) -> AnyConfig:
     """Return the schedule of the forward or backward that the options name; ValueError for options of the other."""
     from fa3_simulator import backward_choice, forward_choice
     from fa3_simulator.schedules import read_switches
@@ -62,18 +59,28 @@ def _config(options: Options, problem: AttentionProblem) -> AnyConfig:
     changes |= {"pv_from_registers": False} if options["p_in_smem"] else {}
     changes |= read_switches(options["schedule"]) if options["schedule"] else {}
     named = {name: value for name, value in changes.items() if value is not None}
-    return forward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], **named)
+    return forward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], sms=sms, **named)
 
 
 def problem_of(options: Options) -> AttentionProblem:
-    """Return the problem that the options name; without their options, kv heads and queries are as heads and keys."""
+    """Return the problem that the options name; without their options, kv heads and queries are as heads and keys.
+
+    Sequences with lists of their own lengths, and those over pages, are packed.
+    """
+    from fa3_reference.layout import Cache
     from fa3_reference.problem import AttentionProblem
 
-    batch, nheads, seqlen, head_dim = (options[name] for name in ("batch", "nheads", "seqlen", "head_dim"))
-    kv_heads = options["nheads_kv"] or nheads
-    queries = options["seqlen_q"] or seqlen
-    semantics = {name: options[name] for name in ("dtype", "causal", "window", "softcap") if name in options}
-    return AttentionProblem(batch, nheads, kv_heads, queries, seqlen, head_dim, **semantics)
+    batch, seqlen, queries = (options[name] for name in ("batch", "seqlen", "seqlen_q"))
+    page_size, of_q, of_k = (options.get(name) for name in ("page_size", "seqlens_q", "seqlens_k"))
+    same = ("nheads", "head_dim", "dtype", "causal", "window", "softcap")  # bench alone has the last
+    rest = {name: options[name] for name in same if name in options} | {
+        "nheads_kv": options["nheads_kv"] or options["nheads"]
+    }
+    if not (page_size or of_q or of_k):
+        return AttentionProblem(batch, seqlen_q=queries or seqlen, seqlen_k=seqlen, **rest)
+    of_k = of_k or ((seqlen,) * len(of_q) if of_q and is_given("seqlen") else of_q or (seqlen,) * batch)
+    of_q = of_q or ((queries,) * len(of_k) if queries else of_k)
+    return AttentionProblem.varlen(of_q, of_k, **rest, cache=Cache(page_size=page_size) if page_size else None)
 
 
 def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
@@ -81,25 +88,15 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
 
     ValueError for options that do not go together, and for a configuration that does not fit the machine.
     """
-    from fa3_simulator.machine import load
-    from fa3_simulator.pages import paged
-    from fa3_simulator.run import launched
+    from fa3_simulator.cta import kernel_of
+    from fa3_simulator.pages import over_pages
     from fa3_simulator.tune import check_fits
 
-    machine = machine_if(load(options["machine"]), options["what_if"])
+    machine = machine_of(options["machine"], options["what_if"])
     problem = problem_of(options)
-    config = _config(options, problem)
-    if options["page_size"]:
-        config, machine = paged(problem, config, machine, options["page_size"], keeps_tile=options["tile"] is not None)
+    config = _config(options, problem, int(machine["sms"]))
     check_fits(config, machine)
-    return problem, launched(problem, config), machine
-
-
-def _shown(tiles: Sequence[TileBlocks]) -> list[TileBlocks]:
-    """Return the first two tiles, and of each at most 24 key blocks, which is what a picture can show."""
-    from fa3_simulator.schedules import TileBlocks
-
-    return [TileBlocks(min(tile.blocks, 24), min(tile.masked, 24)) for tile in tiles[:2]]
+    return problem, kernel_of(config).compiled(problem).config, over_pages(problem, config, machine)
 
 
 @click.command(cls=Verb, epilog=EPILOG)
@@ -108,6 +105,7 @@ def _shown(tiles: Sequence[TileBlocks]) -> list[TileBlocks]:
 @machine_option
 @schedule_options
 @described_options
+@cubin_options
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the timeline as SVG.")
 @click.option(
     "--trace",
@@ -116,24 +114,16 @@ def _shown(tiles: Sequence[TileBlocks]) -> list[TileBlocks]:
     metavar="FILE",
     help="Also write the timeline of one CTA there as Chrome JSON, for Perfetto.",
 )
-@click.option(
-    "--measured",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="STAMPS.csv",
-    help="Draw a measured timeline beside that of --trace; problem, schedule and clock are those of the file.",
-)
-@click.option(
-    "--measure", is_flag=True, help="Record that timeline now, on a GPU, as FILE of --trace with suffix .stamps.csv."
-)
 @click.option("--quiet", is_flag=True, help="Print the path of --trace only.")
 @gone("--validate", "python -m fa3_reports.measured.validation BENCH.csv, from a checkout")
+@gone("--measured", "python -m fa3_reports timeline STAMPS.csv --trace FILE, from a checkout")
+@gone("--measure", "python -m fa3_reports timeline STAMPS.csv --record, from a checkout", is_flag=True)
 def simulate(
     kernels: tuple[str, ...],
     clock_mhz: float | None,
     json_target: str | None,
     svg: Path | None,
     target: Path | None,
-    measured: Path | None,
     **options: Any,
 ) -> None:
     """Simulate one schedule: cycles, what binds, and where the tensor cores idle.
@@ -141,58 +131,45 @@ def simulate(
     A KERNEL is a family, or FILE.py:NAME of a kernel that somebody described, with settings of its own behind commas:
     gemm.py:gemm,stages=4. Of two KERNELs it says what the second takes more, and by which causes.
     """
-    from fa3_simulator.accounts import trace_cta
-    from fa3_simulator.clock import config_under_load
-    from fa3_simulator.cta import kernel_of
-    from fa3_simulator.hazards import check
-    from fa3_simulator.run import estimate, in_words
+    from fa3_simulator.run import in_words
     from fa3_simulator.timeline import bars
     from fa3verify.cli import timeline
+    from fa3verify.commands import simulate as simulated
 
-    if len(kernels) > 1 or any(map(described.is_described, kernels)):
-        require(not (measured or options["measure"]), "--measured and --measure are for one family")
-        _simulate_described(kernels, options, clock_mhz, json_target, svg, target)
-        return
-    options["kernel"] = kernels[0] if kernels else options["kernel"]
-    stamps = timeline.stamps_of(target, measured, options)
-    problem, config, machine = setup(options)
-    refusal = ""
-    if target and options["measure"]:
-        clock_mhz, stamps, refusal = timeline.record_stamps(problem, config, target.with_suffix(".stamps.csv"))
-    clock_mhz = stamps.sm_mhz if stamps else clock_mhz
-    launch = estimate(problem, config, machine, clock_mhz)
-    program, tables, trace = trace_cta(kernel_of(config), machine, clock_mhz, _shown(launch.tiles))
-    hazards = check(program, machine)
-    figures = _figures(problem, config, machine, launch, (program, tables, trace))
-    figures["hazards"] = [hazard._asdict() for hazard in hazards]
-    figures |= config_under_load(problem, config, machine, launch)
-    drawn = bars(program, trace)
+    own = [*filter(described.is_described, kernels)]
+    is_a_family = len(kernels) < 2 and not own
+    require(len(kernels) == len(own) == 1 or not options["cubin"], "--cubin is for one described kernel")
+    if is_a_family:
+        options["kernel"] = kernels[0] if kernels else options["kernel"]
+        problem, config, machine = setup(options)
+        first = simulated.traced_family("", problem, config, machine, clock_mhz, is_drawn=True)
+        figures = simulated.of_family(problem, config, machine, first)
+        title = f"{first.program.name}, {in_words(problem)}, {machine.name}"
+        timelines = {f"{first.program.name}, simulated {machine.name}": bars(first.program, first.trace)}
+    else:
+        figures, launches, machine = _launches_of(kernels, options, clock_mhz)
+        first = launches[0]
+        title = f"{first.name}, {options['machine']}"
+        timelines = {found.name: bars(found.program, found.trace) for found in launches}
     if svg:
-        title = f"{program.name}, {in_words(problem)}, {machine.name} at {launch.clock_mhz:.0f} MHz"
-        timeline.write_svg(svg, drawn, trace.cycles, title)
-    timelines = timeline.side_by_side(f"{program.name}, simulated {machine.name}", drawn, stamps)
+        drawn = next(iter(timelines.values()))
+        timeline.write_svg(svg, drawn, first.trace.cycles, f"{title} at {first.estimate.clock_mhz:.0f} MHz")
     if target:
-        written = timeline.write_trace(target, timelines, launch.clock_mhz, stamps)
-        figures["trace"] = {"cycles": trace.cycles, **written}
+        clock = first.estimate.clock_mhz
+        figures["trace"] = timeline.write_trace(target, timelines, clock, first.trace.cycles)
     emit(figures, json_target)
     if json_target != "-":
         if not options["quiet"]:
-            _print_figures(figures, hazards, machine)
-            timeline.print_timelines(timelines, trace.cycles)
+            (_print_difference if "causes" in figures else _print_figures)(figures, machine)
+            timeline.print_timelines(timelines, first.trace.cycles)
         if target:
             timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
-    if refusal:
-        fail(FINDING, refusal)
-    if hazards:
+    if figures.get("hazards"):
         raise Exit(FINDING)
 
 
-def _traced_family(kernel: str, options: Options, clock: float | None) -> Traced:
-    """Return the launch of a family for the problem of the options: ``flash3``, or ``flash3,tile=128x128``."""
-    from fa3_simulator.accounts import Traced, first_blocks, trace_cta
-    from fa3_simulator.cta import kernel_of
-    from fa3_simulator.run import estimate
-
+def family_of(kernel: str, options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
+    """Return what :func:`setup` does for ``flash3``, or ``flash3,tile=128x128``."""
     context = get_current_context()
     known = {str(p.name): p for p in context.command.params}
     family, *own = kernel.split(",")
@@ -200,10 +177,7 @@ def _traced_family(kernel: str, options: Options, clock: float | None) -> Traced
     for name, value in map(described.pair, own):
         require(name in known, f"{name} is no setting of {family}")
         mine[name] = known[name].process_value(context, value)
-    problem, config, machine = setup(mine)
-    found = estimate(problem, config, machine, clock)
-    program, tables, trace = trace_cta(kernel_of(config), machine, clock, first_blocks(found.tiles))
-    return Traced(kernel, found, program, tables, trace)
+    return setup(mine)
 
 
 def _launches_of(kernels: Sequence[str], options: Options, clock: float | None) -> tuple[Json, list[Traced], Machine]:
@@ -212,143 +186,145 @@ def _launches_of(kernels: Sequence[str], options: Options, clock: float | None) 
 
     ValueError for more than two.
     """
-    from fa3_simulator.machine import load
+    from fa3verify.commands import simulate as simulated
 
     require(len(kernels) <= 2, f"simulate takes one kernel, or two to compare, got {len(kernels)}")
-    machine = machine_if(load(options["machine"]), options["what_if"])
-    figures: Json = {}
-    launches = []
-    for kernel in kernels:
-        if not described.is_described(kernel):
-            launches.append(_traced_family(kernel, options, clock))
-            continue
-        schedule = described.schedule_of(kernel, options["settings"])
-        found, traced = described.traced_schedule(schedule, machine, clock)
-        if len(kernels) == 1:
-            figures = described.figures_of(schedule, machine, clock, found, traced)
-        launches.append(traced)
-    return (described.differing(*launches) if len(launches) > 1 else figures), launches, machine
+    machine = machine_of(options["machine"], options["what_if"])
+    if len(kernels) == 1:
+        schedule = described.schedule_of(kernels[0], options["settings"])
+        figures, traced = simulated.of_schedule(schedule, machine, clock, options["cubin"], options["function"])
+        return figures, [traced], machine
+    launches = [
+        simulated.traced_schedule(described.schedule_of(kernel, options["settings"]), machine, clock)[1]
+        if described.is_described(kernel)
+        else simulated.traced_family(kernel, *family_of(kernel, options), clock)
+        for kernel in kernels
+    ]
+    return simulated.differing(*launches), launches, machine
 
 
-def _simulate_described(
-    kernels: Sequence[str],
-    options: Options,
-    clock: float | None,
-    json_target: str | None,
-    svg: Path | None,
-    target: Path | None,
-) -> None:
-    """Print the figures of a described kernel, or of the difference of two kernels, with their timelines."""
-    from fa3_simulator.timeline import bars
-    from fa3verify.cli import timeline
+def hazards_line(found: Sequence[Mapping[str, str]], where: str, most: int | None = None) -> str:
+    """Return the hazards of schedules, each with its kind and text, in words, a line for each.
 
-    figures, launches, machine = _launches_of(kernels, options, clock)
-    first = launches[0]
-    timelines = {found.name: bars(found.program, found.trace) for found in launches}
-    if svg:
-        title = f"{first.name}, {options['machine']} at {first.estimate.clock_mhz:.0f} MHz"
-        timeline.write_svg(svg, timelines[first.name], first.trace.cycles, title)
-    if target:
-        figures["trace"] = {
-            "cycles": first.trace.cycles,
-            **timeline.write_trace(target, timelines, first.estimate.clock_mhz, None),
-        }
-    emit(figures, json_target)
-    if json_target != "-":
-        if not options["quiet"]:
-            if len(launches) > 1:
-                described.print_difference(figures)
-            else:
-                described.print_figures(figures, machine)
-            timeline.print_timelines(timelines, first.trace.cycles)
-        if target:
-            timeline.print_trace(target, figures["trace"], quiet=options["quiet"])
-    if figures.get("hazards"):
-        raise Exit(FINDING)
-
-
-def _figures(
-    problem: AttentionProblem,
-    config: AnyConfig,
-    machine: Machine,
-    found: Estimate,
-    traced: tuple[Program, Costs, Trace],
-) -> Json:
-    """Return the figures that are printed and written as JSON.
-
-    ``found`` is the estimate of the whole launch and ``traced`` one CTA of it. The closed form, the merging of parts
-    and the hidden softmax are figures of a forward only; a backward has the cycles of its main kernel instead.
+    ``where`` says of what, if there is none; of more than ``most`` the others are counted.
     """
-    from fa3_simulator.cta import kernel_of, operations
-    from fa3_simulator.overlap import measure
-    from fa3_simulator.roofline import closed_form, roofline
-    from fa3_simulator.what_if import speedups
-
-    overlap = measure(*traced)
-    bound = roofline(problem, config, machine, found.clock_mhz)
-    ticks = sum(overlap.ledger.values()) or 1  # idle time of the tensor cores over all causes
-    beside = kernel_of(config).figures(
-        main=found.main_cycles,
-        around=found.around_cycles,
-        hidden=overlap.hidden_softmax,
-        closed_form=closed_form(problem, config, machine),
-    )
-    return {
-        "schedule": traced[0].name,
-        "machine": machine.name,
-        "clock_mhz": found.clock_mhz,
-        "cycles": round(found.cycles),
-        "milliseconds": found.seconds * 1e3,
-        "tflops": operations(problem, config) / found.seconds / 1e12,
-        "roofline_cycles": round(bound.cycles),
-        "roofline_binds": bound.binds,
-        **beside,
-        "tensor_efficiency": overlap.tensor_efficiency,
-        "overlap_efficiency": overlap.overlap_efficiency,
-        "binds": "hbm" if found.hbm_cycles > found.cta_cycles else overlap.binds,
-        "cta_cycles": round(found.cta_cycles),
-        "times_as_fast_if_free": {
-            **speedups(traced[0], kernel_of(config).on(machine, found.clock_mhz), found.clock_mhz, traced[2]),
-            "waiting": 1 / overlap.overlap_efficiency,
-        },
-        "idle_tensor_share": {cause: share / ticks for cause, share in overlap.ledger.items()},
-        "assumed_constants": [*machine.assumed(), *kernel_of(config).estimated],
-    }
-
-
-def hazards_line(found: Sequence[Hazard], where: str) -> str:
-    """Return the hazards of schedules in words, a line for each; ``where`` says of what, if there is none."""
     if not found:
         return f"  hazards: none {where}, in any order (of any tiles: fa3verify hazards)"
-    return "\n".join(f"  {x.kind}: {x.text}" for x in found)
+    lines = [f"  {x['kind']}: {x['text']}" for x in found[:most]]
+    return "\n".join([*lines, *([f"  and {len(found) - len(lines)} more findings"] if len(found) > len(lines) else [])])
 
 
-def _print_figures(figures: Json, hazards: Sequence[Hazard], machine: Machine) -> None:
-    """Print the figures of :func:`_figures` as text; keys that only one of forward and backward has may be absent."""
-    click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
-    is_forward = "closed_form_cycles" in figures
-    beside = f"closed form {figures['closed_form_cycles']}" if is_forward else f"main kernel {figures['main_cycles']}"
-    click.echo(
-        f"  {figures['cycles']} cycles, {figures['milliseconds']:.4g} ms, {figures['tflops']:.0f} TFLOP/s "
-        f"(roofline {figures['roofline_cycles']}, {figures['roofline_binds']}; {beside})"
+def interval_lines(figures: Json) -> list[str]:
+    """Return the 90 % interval of a measured time and what it is made from; [] where too few were timed."""
+    if figures["interval_class"] is None:
+        return []
+    less, more = (figures[f"cycles_{end}"] / figures["cycles"] - 1 for end in ("low", "high"))
+    return [
+        f"90 % interval {figures['cycles_low']:.0f} to {figures['cycles_high']:.0f} cycles "
+        f"({less:+.1%} to {more:+.1%}), {figures['milliseconds_low']:.4g} to {figures['milliseconds_high']:.4g} ms: "
+        f"{figures['interval_rows']} H200 timings of {figures['interval_class']}"
+    ]
+
+
+def loaded_line(figures: Mapping[str, float], machine: Machine) -> str:
+    """Return the figures of :func:`fa3_simulator.clock.under_load`, what they were fitted on, and another cap here."""
+    import subprocess
+
+    from fa3verify.timed.timing import query
+
+    fitted_w = machine.clock["power_cap_w"].value
+    try:
+        here_w = float(query("power.limit"))
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        here_w = fitted_w  # no GPU, or none that says
+    return (
+        f"{figures['milliseconds_under_load']:.4g} ms, {figures['tflops_under_load']:.0f} TFLOP/s at "
+        f"{figures['clock_under_load_mhz']:.0f} MHz, the clock predicted under load "
+        f"(of a cool burst, fitted on one {machine.name} at {fitted_w:.0f} W"
+        + (f"; the GPU here is capped at {here_w:.0f} W)" if here_w != fitted_w else ")")
     )
+
+
+def _summary(figures: Json) -> str:
+    """Return the line of a launch's time; keys that only one of forward, backward and description has may be absent."""
+    time = f"{figures['cycles']} cycles, {figures['milliseconds']:.4g} ms"
+    rate = f"{figures['tflops']:.0f} TFLOP/s"
+    if "roofline_cycles" not in figures:
+        rate = rate if figures["tflops"] else f"{figures['hbm_tb_per_s']:.2f} TB/s"
+        return f"{time}, {rate}, {figures['ctas_on_an_sm']} CTA an SM"
+    main = f"main kernel {figures['main_cycles']}" if "main_cycles" in figures else ""
+    beside = main or f"closed form {figures['closed_form_cycles']}"
+    return f"{time}, {rate} (roofline {figures['roofline_cycles']}, {figures['roofline_binds']}; {beside})"
+
+
+def _print_figures(figures: Json, machine: Machine) -> None:
+    """Print the figures of a launch as text, of a family's or of a described kernel; some have keys of their own."""
+    is_described = "moves_by_vector_counts" in figures
+    hidden = figures.get("hidden_softmax")
+    idle = sorted(figures["idle_tensor_share"].items(), key=lambda item: -item[1])
+    free = (f"{thing} {ratio:.2f}" for thing, ratio in figures["times_as_fast_if_free"].items())
+    waits = (f"{cause} {share:.0%}" for cause, share in idle if share >= 0.005)
+    lines = [_summary(figures)]
     if "clock_under_load_mhz" in figures:
-        click.echo(f"  {described.loaded_line(figures, machine)}")
+        lines.append(loaded_line(figures, machine))
+    if "launches" in figures:
+        lines.append(figures["launches"])
+    lines += interval_lines(figures)
     if figures.get("merge_cycles"):
-        click.echo(f"  of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")
+        lines.append(f"of these {figures['merge_cycles']} cycles merge the parts of the keys, behind the main kernel")
     if "layout" in figures:
         order = "in any order" if figures["turns"] == "free" else f"in turns, {figures['turns']}"
-        click.echo(f"  {figures['layout']}; key tiles add {order}")
-    if figures["binds"] == "hbm":
-        click.echo(f"  HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
-    hidden = figures.get("hidden_softmax")
-    click.echo(
-        f"  tensor efficiency {figures['tensor_efficiency']:.3f}, "
-        f"overlap efficiency {figures['overlap_efficiency']:.3f} ({figures['binds']} binds)"
-        + ("" if hidden is None else f", hidden softmax {hidden:.3f}")
-    )
-    for line in described.waiting_lines(figures):
+        lines.append(f"{figures['layout']}; key tiles add {order}")
+    if figures["binds"] == "hbm" and not is_described:
+        lines.append(f"HBM binds: a CTA that had its keys in time, as below, would take {figures['cta_cycles']} cycles")
+    if is_described:
+        lines.append(_moved(figures))
+    lines += [
+        f"tensor efficiency {figures['tensor_efficiency']:.3f}, overlap efficiency {figures['overlap_efficiency']:.3f} "
+        f"({figures['binds']} binds)" + ("" if hidden is None else f", hidden softmax {hidden:.3f}"),
+        f"times as fast if free: {', '.join(free)}",
+        f"idle tensor core: {', '.join(waits)}",
+        hazards_line(figures["hazards"], "in this CTA", SHOWN if is_described else None).strip(),
+    ]
+    if figures.get("assumed_constants"):
+        lines.append(f"assumed, not measured: {', '.join(figures['assumed_constants'])}")
+    click.echo(f"{figures['schedule']} on {figures['machine']} at {figures['clock_mhz']:.0f} MHz")
+    for line in lines:
         click.echo(f"  {line}")
-    click.echo(hazards_line(hazards, "in this CTA"))
-    if figures["assumed_constants"]:
-        click.echo(f"  assumed, not measured: {', '.join(figures['assumed_constants'])}")
+    if "compiled" in figures:
+        _print_compiled(figures["compiled"])
+
+
+def _print_compiled(figures: Json) -> None:
+    click.echo(
+        f"  compiled: {one_line(figures['function'], 160)}\n  shared memory: {figures['static_smem_bytes']} bytes are "
+        f"static, the description has {figures['smem_bytes']} in all"
+    )
+    for row in figures["streams"]:
+        found = (
+            f"the loop at {row['loop']}, blocks a trip {row['blocks_a_trip']:.3g}"
+            if row["loop"]
+            else "no loop: differs"
+        )
+        click.echo(f"  {', '.join(row['streams'])}: {found}\n{'described':>30}{'compiled':>10}, a block of one warp")
+        for name, (mine, own) in row["counts"].items():
+            click.echo(f"    {name:<16}{mine:>10.5g}{own:>10.5g}{'  differs' * (name in row['differs'])}")
+    click.echo(
+        f"  with the compiled counts in each vector(...) {figures['cycles']} cycles, {figures['more']:+.1%}; "
+        f"{_moved(figures)}"
+    )
+
+
+def _moved(figures: Json) -> str:
+    low, high = figures["moves_by_vector_counts"]
+    return f"with vector counts {VECTOR:.0%} lower or higher {low:+.1%} or {high:+.1%}"
+
+
+def _print_difference(figures: Json, _machine: Machine) -> None:
+    """Print where the cycles of two launches go; the differences add up to the last line."""
+    first, second = figures["causes"]
+    for name, causes in zip(figures["kernels"], figures["causes"], strict=True):
+        click.echo(f"{name}: {sum(causes.values())} cycles")
+    for cause, cycles in figures["more"].items():
+        click.echo(f"  {cycles:+10d}  {cause} ({first.get(cause, 0)}, {second.get(cause, 0)})")
+    click.echo(f"  {sum(figures['more'].values()):+10d}  together, of the second")

@@ -1,8 +1,9 @@
-"""Verb tune: rank every tile and schedule that fits; compile or time the best ones our kernels can be launched with."""
+"""Verb tune: rank every tile and schedule that fits; time the best ones our kernels can be launched with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,17 @@ from click.exceptions import Exit
 
 from fa3_reference.rules import require
 from fa3verify.cli import described
-from fa3verify.cli.described import described_options, machine_if
+from fa3verify.cli.described import described_options, machine_of
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, require_device, require_writable, write
-from fa3verify.cli.options import KERNEL_HELP, backward_option, is_given, problem_options
-from fa3verify.cli.simulate import hazards_line, problem_of
-from fa3verify.files import csv_cell, csv_text
+from fa3verify.cli.options import KERNEL_HELP, Options, backward_option, gone, problem_options
+from fa3verify.cli.simulate import VECTOR, hazards_line, interval_lines, loaded_line, problem_of
+from fa3verify.files import Json, csv_cell, csv_text
+from fa3verify.report.ranking import draw
 
 if TYPE_CHECKING:
-    from fa3_simulator.footprint import Hazard
-    from fa3_simulator.held_out import HeldOut
+    from fa3_simulator.described import Choice
+    from fa3_simulator.description import Values
+    from fa3_simulator.machine import Machine
     from fa3verify.commands.tune import MachineRanking, ScheduleRow
 
 
@@ -37,19 +40,19 @@ if TYPE_CHECKING:
 @backward_option
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--kernel", metavar="FAMILY", default="gluon", show_default=True, help=KERNEL_HELP)
-@click.option("--compile", "compiles", is_flag=True, help="Compile the top ones our kernels take: registers, spills.")
 @click.option("--measure", type=click.IntRange(2), metavar="K", help="Time the top K our kernels take on a GPU.")
 @described_options
 @click.option(
     "--over", multiple=True, metavar="NAME=VALUES", help="Values to rank: stages=2:4, bn=96:192:16, bm=64,128."
 )
 @click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as csv.")
+@click.option("--svg", metavar="FILE", help="Draw the time of every tile and schedule, on the first machine.")
+@gone("--compile", "python -m fa3_reports audit compiles what ships, from a checkout", is_flag=True)
 def tune(
     described_kernel: str | None,
     machines: tuple[str, ...],
     json_target: str | None,
     csv_target: str | None,
-    compiles: bool,
     measure: int | None,
     **options: Any,
 ) -> None:
@@ -57,55 +60,73 @@ def tune(
 
     Of a kernel that somebody described, FILE.py:KERNEL, it ranks the values of the parameters that --over names.
     """
+    require_writable(json_target, csv_target, options["svg"])
+    chosen = (machine_of(name, options["what_if"]) for name in machines)
     if described_kernel:
-        told = described.tune(described_kernel, options, machines, options["clock_mhz"], prints=json_target != "-")
-        emit(told, json_target)
+        emit(_tune_described(described_kernel, options, chosen, prints=json_target != "-"), json_target)
         return
     from fa3_kernels.plan.families import OURS, traits_of
     from fa3_simulator import tune as tuning
-    from fa3_simulator.machine import load
-    from fa3verify.commands.tune import compiled, measured, ranking_of, shown
+    from fa3verify.commands.tune import measured, ranking_of, shown, times_of
 
-    builds = compiles or measure is not None
+    is_timed = measure is not None
     backward = options["backward"]
     require(
-        not (backward and (builds or options["pack_gqa"])),
-        "--backward does not take --compile, --measure and --pack-gqa",
+        not (backward and (is_timed or options["pack_gqa"])),
+        "--backward does not take --measure and --pack-gqa",
     )
-    require(not builds or len(machines) <= 1, "--compile and --measure are of one --machine")
+    require(not is_timed or len(machines) <= 1, "--measure is of one --machine")
     kernel = options["kernel"]
-    require(
-        not builds or traits_of(kernel).is_built_here,
-        f"--compile and --measure are for --kernel {OURS}, got {kernel}",
-    )
-    if measure is not None:
+    require(not is_timed or traits_of(kernel).is_built_here, f"--measure is for --kernel {OURS}, got {kernel}")
+    if is_timed:
         require_device("tune --measure")
-    require_writable(json_target, csv_target)
     problem = problem_of(options)
-    pack = options["pack_gqa"] if is_given("pack_gqa") else None
+    require(not (is_timed and problem.is_varlen), "--measure is of batches, not of packed sequences")
     rankings = []
-    chosen = (machine_if(load(name), options["what_if"]) for name in machines)
     for machine in {machine.name: machine for machine in chosen}.values():
         clock = options["clock_mhz"] or machine["max_clock_mhz"]
-        ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=pack, backward=backward)
+        ranked = tuning.tune(problem, machine, clock, family=kernel, pack_gqa=options["pack_gqa"], backward=backward)
         require(ranked, f"no schedule for head_dim {options['head_dim']} fits an SM of the {machine.name}")
-        best = shown(ranked, options["top"], compiles, measure)
+        best = shown(ranked, options["top"], measure)
         ranking = ranking_of(problem, machine, kernel, ranked, best)
-        ranking = compiled(ranking, best, problem) if compiles else ranking
-        rankings.append(measured(ranking, best[:measure], problem) if measure else ranking)
+        if options["svg"] and not rankings:
+            title = f"{ranking.problem}: {kernel} on {machine.name}"
+            draw(options["svg"], title, answer(ranking), times_of(ranked))
+        rankings.append(measured(ranking, best, problem) if is_timed else ranking)
     first, *others = rankings
-    hazards = [hazard for ranking in rankings for hazard in ranking.hazards]
-    beside = {"others": [ranking.to_json() for ranking in others]} if others else {}
-    emit(first.to_json() | beside, json_target)
+    hazards = [hazard._asdict() for ranking in rankings for hazard in ranking.hazards]
+    told, *more = [ranking.to_json() | {"answer": answer(ranking)} for ranking in rankings]
+    emit(told | ({"others": more} if more else {}), json_target)
     write(csv_of(rankings), csv_target)
     if "-" not in (json_target, csv_target):
         for ranking in rankings:
-            print_ranking(ranking, builds=builds)
+            print_ranking(ranking)
         for ranking in others:
             print_changes(ranking, first)
-        print_legend(first.held_out, hazards)
+        print_legend(rankings, hazards)
     if hazards:
         raise Exit(FINDING)
+
+
+def _tune_described(kernel: str, options: Options, machines: Iterable[Machine], *, prints: bool) -> Json:
+    """Rank the choices of ``--over`` for a described kernel on each machine, print them, and return them as JSON."""
+    from fa3verify.commands.tune import choices_of
+
+    schedule = described.schedule_of(kernel, options["settings"])
+    over = described.ranges_of(options["over"])
+    told, answers = {}, {}
+    for machine in machines:
+        title = f"{schedule.name} on {machine.name}"
+        choices, binds, otherwise = choices_of(schedule, machine, over, options["clock_mhz"])
+        times = {_words(x.values): x.timed.estimate.cycles for x in choices if x.timed}
+        said = _answer_described(times, binds, otherwise) if times else f"none of {len(choices)} fits"
+        if options["svg"] and times and not told:
+            draw(options["svg"], title, said, _drawn(times, over))
+        if prints:
+            _print_choices(title, choices, options["top"], said)
+        told[machine.name] = [choice.to_json() for choice in choices]
+        answers[machine.name] = said
+    return {"schedule": schedule.name, "ranked": told, "answers": answers}
 
 
 CSV_COLUMNS = (
@@ -122,6 +143,12 @@ CSV_COLUMNS = (
     "schedule",
     "cycles",
     "milliseconds",
+    "cycles_low",
+    "cycles_high",
+    "milliseconds_low",
+    "milliseconds_high",
+    "interval_class",
+    "interval_rows",
     "tflops",
     "gap",
     "binds",
@@ -133,19 +160,32 @@ CSV_COLUMNS = (
 BINDS = {"mufu": "exp2", "hbm": "HBM", "l2": "L2", "reduce": "dQ"}  # names of resources in the table, if others
 NAMED = 4  # how many tiles that take the same time, and constants in which two machines differ, are named
 WIDTH = 80
+ERROR = 0.05  # of a simulated time of somebody's kernel
 SPARE = ("TFLOP/s", "gap")  # columns that are left out, in this order, where lines would be too long
 
 
 def csv_of(found: Sequence[MachineRanking]) -> str:
     """Return the rows of all machines as csv with the columns :data:`CSV_COLUMNS`."""
-    lines = [each.to_json() | row.to_json() for each in found for row in each.ranked]
-    return csv_text(CSV_COLUMNS, ([csv_cell(line[column]) for column in CSV_COLUMNS] for line in lines))
+    return csv_text(
+        CSV_COLUMNS,
+        (
+            [csv_cell(line[column]) for column in CSV_COLUMNS]
+            for each in found
+            for line in (each.to_json() | row.to_json() for row in each.ranked)
+        ),
+    )
 
 
 def _binds(row: ScheduleRow) -> str:
     """Return the busiest resource and its share of the time, for HBM its rate."""
     name = _named(row.binds)
     return f"{name} {row.hbm_gb_per_s:.0f} GB/s" if name == "HBM" else f"{name} {row.busy:.0%}"
+
+
+def _interval(row: ScheduleRow) -> str:
+    """Return how much less and more than simulated a launch is measured to take, by its 90 % interval."""
+    ends = [row.interval[f"cycles_{end}"] for end in ("low", "high")]
+    return "..".join(f"{end / row.cycles - 1:+.0%}" for end in ends if end)
 
 
 # Heading, a function from a row to its cell, and the value for which the column is left out if all rows have it.
@@ -157,6 +197,7 @@ COLUMNS: tuple[tuple[str, Callable[[ScheduleRow], object], object], ...] = (
     ("P", lambda row: row.p, None),
     ("cycles", lambda row: row.cycles, None),
     ("ms", lambda row: f"{row.milliseconds:.3g}", None),
+    ("90%", _interval, ""),
     ("TFLOP/s", lambda row: f"{row.tflops:.0f}", None),
     ("gap", lambda row: f"{row.gap:.{1 if row.gap < 1 else 0}%}", None),
     ("binds", _binds, None),
@@ -164,19 +205,20 @@ COLUMNS: tuple[tuple[str, Callable[[ScheduleRow], object], object], ...] = (
 )
 
 
-def print_ranking(found: MachineRanking, *, builds: bool) -> None:
-    """Print the problem, the table and the comparisons; ``builds`` says that only our own launches are ranked."""
+def print_ranking(found: MachineRanking) -> None:
+    """Print the problem, the table and the comparisons; where times were measured, only our own launches are ranked."""
     rows = found.ranked
-    shown = "the best our kernels can be launched with" if builds else "the best of every tile"
+    shown = "the best our kernels can be launched with" if found.agreement else "the best of every tile"
     click.echo(f"{found.problem}: {found.kernel} on {found.machine.name} at {found.clock_mhz:.0f} MHz")
+    if found.launches:
+        _wrapped(f"a call launches {found.launches}")
     click.echo(
         f"lower bound {found.lower_bound_cycles} cycles ({_named(found.lower_bound_binds)}); "
         f"{found.schedules} schedules fit, {shown}:"
     )
     places = [row.place for row in rows]
     ranks = [f"{place}{'=' * (places.count(place) > 1)}" for place in places]
-    columns = [("#", ranks)]
-    columns += [
+    columns = [("#", ranks)] + [
         (head, [str(value(row)) for row in rows])
         for head, value, untold in COLUMNS
         if any(value(row) != untold for row in rows)
@@ -191,7 +233,64 @@ def print_ranking(found: MachineRanking, *, builds: bool) -> None:
         if row.alike:
             more = f" and {len(row.alike) - NAMED} more" * (len(row.alike) > NAMED)
             click.echo(f"{'':>{max(map(len, ranks))}} as long with {', '.join(row.alike[:NAMED])}{more}")
-    _print_comparisons(found, builds)
+    _print_comparisons(found)
+    _wrapped(answer(found))
+
+
+def answer(found: MachineRanking) -> str:
+    """Return the first of a ranking in a sentence: how far ahead it is of another tile, what binds it, and the ties."""
+    first, *others = found.ranked
+    ties = ", ".join(row.choice() for row in others if row.place == first.place)
+    return (
+        _take([(row.choice(), row.cycles) for row in found.ranked])
+        + f"{_named(first.binds)}, busy {first.busy:.0%} of the time."
+        + f" A tie with {ties}." * bool(ties)
+    )
+
+
+def _take(ranked: Sequence[tuple[str, float]]) -> str:
+    """Return the beginning of an answer: the first of some choices with their cycles, and how far ahead it is."""
+    (first, least), *others = ranked
+    ahead = [f"{cycles / least - 1:.1%} ahead of {other}, " for other, cycles in others[:1]]
+    return f"Take {first or 'it as it is'}: {''.join(ahead)}bound by "
+
+
+def _answer_described(times: Mapping[str, float], binds: str, otherwise: Sequence[Values]) -> str:
+    """Return the first of a ranking in a sentence: how far ahead it is, what ``binds`` it, and whether it is sure.
+
+    ``times`` are cycles by values in words, fastest first; ``otherwise`` are the values that would be first if vector
+    counts were lower, and if they were higher.
+    """
+    held = ", ".join(
+        f"{VECTOR:.0%} {how} it {'is still the first' if values == next(iter(times)) else f'gives way to {values}'}"
+        for how, values in zip(("lower", "higher"), map(_words, otherwise), strict=True)
+    )
+    tie = f" Choices within {ERROR:.0%} are a tie." * (len(times) > 1)
+    return f"{_take([*times.items()])}{binds}; with vector counts {held}.{tie}"
+
+
+def _words(values: Values) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _drawn(times: Mapping[str, float], over: Mapping[str, Sequence[Any]]) -> dict[tuple[str, str], float]:
+    """Return the times, in the order of ``over``, by the first parameter in words and by the others."""
+    keys = (_words(dict(zip(over, values, strict=True))) for values in product(*over.values()))
+    return {(x.partition(", ")[0], x.partition(", ")[2]): times[x] for x in keys if x in times}
+
+
+def _print_choices(title: str, choices: Sequence[Choice], top: int, said: str) -> None:
+    """Print a ranking of described schedules, and its first in a sentence."""
+    click.echo(f"{title}:")
+    for place, choice in enumerate(choices[:top], 1):
+        found = choice.timed
+        time = f"{found.estimate.cycles:.0f} cycles, {found.tflops:.0f} TFLOP/s" if found else choice.misfit
+        click.echo(f"{place:>3} {_words(choice.values)}: {'' if found else 'does not fit: '}{time}")
+    if len(choices) > top:
+        click.echo(f"    and {len(choices) - top} more; of all, {sum(not x.timed for x in choices)} do not fit")
+    for line in interval_lines(choices[0].timed.figures()) if choices[0].timed else ():
+        click.echo(f"the first: {line}")
+    click.echo(said)
 
 
 def _lines(columns: Sequence[tuple[str, list[str]]], behind: Sequence[str]) -> list[str]:
@@ -208,33 +307,30 @@ def _named(resource: str) -> str:
     return BINDS.get(resource, resource)
 
 
-def _print_comparisons(found: MachineRanking, builds: bool) -> None:
+def _print_comparisons(found: MachineRanking) -> None:
     """Print how the ranking compares with measured times, and what it costs to choose among a library's launches."""
     if first := found.ranked[0].under_load:
-        _wrapped(f"the first: {described.loaded_line(first, found.machine)}")
-    if found.not_compiled:
-        click.echo(f"not compiled: {found.not_compiled}; registers are estimated")
+        _wrapped(f"the first: {loaded_line(first, found.machine)}")
     if found.agreement and found.agreement[1]:
-        tau, regrets = found.agreement
-        regret = ", ".join(f"top-{k} {x:.1%}" for k, x in zip((1, 3), regrets))
-        click.echo(f"simulated against measured: Kendall tau {tau:.2f}, regret {regret}")
-    if builds:
-        return
-    losses = [("best launch of Gluon", found.regret_gluon)]
-    if found.shows_peer:
-        losses.append(("FlashAttention-3's own", found.regret_flash3))
-    said = (f"{name} {'is not among them' if loss is None else f'{loss:+.1%}'}" for name, loss in losses)
-    click.echo(f"against the first: {', '.join(said)}")
+        regret = ", ".join(f"top-{k} {x:.1%}" for k, x in zip((1, 3), found.agreement[1]))
+        click.echo(f"simulated against measured: Kendall tau {found.agreement[0]:.2f}, regret {regret}")
+    peers = [("FlashAttention-3's own", found.regret_flash3)] if found.shows_peer else []
+    said = (
+        f"{name} {'is not among them' if loss is None else f'{loss:+.1%}'}"
+        for name, loss in [("best launch of Gluon", found.regret_gluon), *peers]
+    )
+    if not found.agreement:
+        click.echo(f"against the first: {', '.join(said)}")
 
 
-def print_legend(known: HeldOut | None, hazards: Sequence[Hazard]) -> None:
-    """Print what the columns mean, the simulator's known error (None if unknown), and the hazards."""
-    if known:
-        click.echo(
-            f"=: a tie: {known.error:.1%} is the mean error over {known.rows} held-out H200 timings of {known.group}"
-        )
-    else:
-        click.echo("no timing of such a kernel was compared: how far off this may be, is not known")
+def print_legend(found: Sequence[MachineRanking], hazards: Sequence[Mapping[str, str]]) -> None:
+    """Print what the columns mean, what intervals and ties are made from, and the hazards."""
+    known = {row.interval["interval_class"]: row.interval["interval_rows"] for each in found for row in each.ranked}
+    if classes := "; ".join(f"{name} ({rows})" for name, rows in known.items() if name):
+        _wrapped(f"90%: interval of the measured time, by held-out H200 timings of {classes}")
+    if None in known:
+        click.echo("no interval: too few such launches were timed to say how far off this may be")
+    click.echo("=: a tie: as near to the first of the tie as half of the wider interval of both")
     click.echo("gap: beyond the lower bound: each GEMM, exponential, HBM byte once at full rate")
     click.echo("binds: what is busiest, and its share of the time. P: where P V has it from")
     click.echo("G: our Gluon kernels can be launched so. F: FlashAttention-3 is launched so")
@@ -246,11 +342,13 @@ def print_changes(found: MachineRanking, first: MachineRanking) -> None:
     here = found.machine
     there = first.machine
     differing = {name: (here[name], there[name]) for name in here.constants() if here[name] != there[name]}
-    widest = sorted(differing, key=lambda name: -abs(differing[name][0] / (differing[name][1] or 1) - 1))
-    constants = ", ".join(f"{name} {here[name]:g} ({there[name]:g})" for name in widest[:NAMED])
+    widest = sorted(differing, key=lambda name: -abs(differing[name][0] / (differing[name][1] or 1) - 1))[:NAMED]
     best = found.ranked[0]
     other = first.ranked[0]
-    _wrapped(f"{here.name} beside {there.name}: {len(differing)} other constants, above all {constants}")
+    _wrapped(
+        f"{here.name} beside {there.name}: {len(differing)} other constants, above all "
+        + ", ".join(f"{name} {here[name]:g} ({there[name]:g})" for name in widest)
+    )
     _wrapped(
         f"first choice {best.choice()}, {best.cycles / other.cycles:.3f} times the cycles of {other.choice()} on "
         f"the {there.name}"

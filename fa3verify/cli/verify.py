@@ -18,12 +18,12 @@ from fa3verify.cli.exits import (
 )
 from fa3verify.cli.options import (
     Options,
-    given_options,
     gone,
     memory_bytes,
     output_options,
     peers_option,
     pool_options,
+    refuse_options,
     seed_option,
 )
 
@@ -124,10 +124,10 @@ def verify(kernels: tuple[str, ...], references: tuple[str, ...], profile: Any, 
             answer=options["answer"],
             began_s=began_s,
         )
-        if settings.shard and (given := given_options(OF_THE_WHOLE)):
-            raise click.UsageError(f"{', '.join(given)} is of the whole campaign: give it to fa3verify merge")
-        if (settings.shard or settings.update_baseline) and (given := given_options(NARROWING)):
-            raise click.UsageError(f"{', '.join(given)} is of a part: neither a shard nor a baseline comes of it")
+        if settings.shard:
+            refuse_options(OF_THE_WHOLE, "{} is of the whole campaign: give it to fa3verify merge")
+        if settings.shard or settings.update_baseline:
+            refuse_options(NARROWING, "{} is of a part: neither a shard nor a baseline comes of it")
         stop = None
         with console.progress(options["quiet"]) as progress:
             try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.formats import FORMATS, encode
+from fa3_reference.rules import require
 from fa3verify.campaign.introduction import found, introduce
 from fa3verify.campaign.plan import SearchLaw, plan
 from fa3verify.files import Json, write_text
@@ -48,8 +49,7 @@ def write(out: Path, declared: Json, progress: Callable[[str], None]) -> tuple[i
     ValueError
         For a folder that has cases, an unknown convention, and a misspelt declaration.
     """
-    if any(out.glob("*/q.bin")):
-        raise ValueError(f"{out} has cases already: name another folder, or delete it")
+    require(not any(out.glob("*/q.bin")), f"{out} has cases already: name another folder, or delete it")
     like = declared["like"].removesuffix("_func").replace("_with_", "_").replace("scaled_dot_product_attention", "sdpa")
     write_text(out / DECLARED, json.dumps({"schema": SCHEMA, **declared, "like": like}, indent=1) + "\n")
     write_text(out / CASES, "")

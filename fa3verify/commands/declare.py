@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fa3_reference.problem import Dtype
+from fa3_reference.rules import require
 from fa3verify.campaign import drafts
 from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.introduction import Only
@@ -109,8 +110,7 @@ def _drafted(reference: str, executor: Executor, progress: Callable[[str], None]
         if any(score[0] for score, _, _ in ways):  # in another format it may be right
             break
     best, calling, dtype = max(ways, key=lambda way: way[0][:2])
-    if not best[1]:
-        raise ValueError(f"{reference} could not be called by any convention that is known: {ways[0][0][2]}")
+    require(best[1], f"{reference} could not be called by any convention that is known: {ways[0][0][2]}")
     facts = calling | {"dtypes": (dtype,), "features": ()}
     features = _value(executor, drafts.features, reference, like=calling["like"])
     trials: list[tuple[str, Any, Json, tuple[Json, ...]]] = [
@@ -217,10 +217,7 @@ def write(reference: str, text: str) -> None:
     source = path.read_text(encoding="utf-8") if module.endswith(".py") else ""
     body = ast.parse(source).body
     places = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not places:
-        raise ValueError(
-            f"{module} defines no function {name} that a decorator could stand above: declare a copy of it"
-        )
+    require(places, f"{module} defines no function {name} that a decorator could stand above: declare a copy of it")
     lines = source.splitlines(keepends=True)
     first = min([places[0].lineno, *(each.lineno for each in places[0].decorator_list)]) - 1
     lines.insert(first, text + "\n")

@@ -1,6 +1,6 @@
 """Compare two calls bit for bit over many inputs: all their outputs were equal, or the first that differs, and why.
 
-:mod:`fa3verify.compare.table` runs such comparisons as tasks and prints them.
+:mod:`fa3verify.compare.tasks` runs such comparisons in processes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import numpy as np
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3_reference.quantize import QuantScheme
 from fa3_reference.rules import require
 from fa3verify.cases.case import Case
 from fa3verify.compare.axes import Axis, Fields, Pair
 from fa3verify.inputs.recipe import Recipe
+from fa3verify.judging.metrics import bits_of, other_bits
 from fa3verify.kernels import twins
 from fa3verify.kernels.calls import Refused
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import FORWARD, Outputs
 from fa3verify.operations.operation import needed_features
-from fa3verify.properties.compare import bits_of, other_bits
 from fa3verify.properties.law import Setup, Untaken, set_up
 from fa3verify.text import plural
 
@@ -252,8 +251,7 @@ def call_of(kernel: Kernel, problem: AttentionProblem, recipe: Recipe) -> Setup:
     """Return a call on the inputs of a recipe; Untaken or Refused where the kernel does not take the problem."""
     if missing := needed_features(problem) - kernel.features:
         raise Untaken(f"{kernel.name} does not claim {', '.join(sorted(missing))}")
-    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
-    return set_up(kernel, Case(kernel.name, problem, recipe, scheme))
+    return set_up(kernel, Case.plain(kernel, problem, recipe))
 
 
 def compare_pairs(

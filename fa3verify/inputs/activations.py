@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Dtype, Floats
+from fa3_reference.rules import require
 from fa3verify.files import Json
 
 _FOLDER = files("fa3verify") / "data" / "activations"
@@ -57,15 +58,18 @@ class Capture:
         from fa3_reference.formats import FORMATS
 
         limit = FORMATS[dtype].max_finite
-        if dtype != "e4m3" and self.largest > limit:  # e4m3 is scaled to fit
-            raise ValueError(f"{self.file} holds values up to {self.largest:g}, {dtype} ends at {limit:g}")
+        require(
+            dtype == "e4m3" or self.largest <= limit,  # e4m3 is scaled to fit
+            f"{self.file} holds values up to {self.largest:g}, {dtype} ends at {limit:g}",
+        )
         rows = self.rows(tokens)
         return replace(self.whole, dtype=dtype, seqlen_q=rows, seqlen_k=rows)
 
     def rows(self, tokens: int) -> int:
         """Return how many rows ``tokens`` selects, all for 0; ValueError unless 0 <= tokens <= seqlen."""
-        if not 0 <= tokens <= self.seqlen:
-            raise ValueError(f"tokens of {self.file} must be between 0 (all) and {self.seqlen}, got {tokens}")
+        require(
+            0 <= tokens <= self.seqlen, f"tokens of {self.file} must be between 0 (all) and {self.seqlen}, got {tokens}"
+        )
         return tokens or self.seqlen
 
 
@@ -247,12 +251,10 @@ def _json(filename: str) -> Json:
         record = json.loads(data)
     except ValueError as error:
         raise ValueError(f"package data {filename} must be valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"package data {filename} must hold a JSON object, got {type(record).__name__}")
+    require(isinstance(record, dict), f"package data {filename} must hold a JSON object, got {type(record).__name__}")
     return record
 
 
 def _expect(what: str, data: bytes, sha256: str) -> None:
     got = hashlib.sha256(data).hexdigest()
-    if got != sha256:
-        raise ValueError(f"{what} must have sha256 {sha256[:16]}..., got {got[:16]}...: the file is damaged")
+    require(got == sha256, f"{what} must have sha256 {sha256[:16]}..., got {got[:16]}...: the file is damaged")

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.rules import require
 from fa3verify.files import Json
 from fa3verify.inputs import activations
 from fa3verify.inputs.activations import SUFFIX, Activation, Capture as Capture, Captured
@@ -60,8 +61,10 @@ def read(file: str, sha256: str = "") -> Captured:
     except OSError as error:
         raise ValueError(f"activations {file}{wanted} cannot be read: {error.strerror}") from None
     got = hashlib.sha256(data).hexdigest()[:DIGITS]
-    if sha256 and got != sha256:
-        raise ValueError(f"activations {file} must have sha256 {sha256}..., got {got}...: it is another file")
+    require(
+        not sha256 or got == sha256,
+        f"activations {file} must have sha256 {sha256}..., got {got}...: it is another file",
+    )
     try:
         return _parsed(file, got, data)
     except _DAMAGE as error:
@@ -71,8 +74,10 @@ def read(file: str, sha256: str = "") -> Captured:
 @lru_cache(maxsize=2)
 def pinned(file: str, sha256: str) -> Captured:
     """Return :func:`read` of the file of a recipe; ValueError also if ``sha256`` is no SHA-256."""
-    if not re.fullmatch(f"[0-9a-f]{{{DIGITS}}}", sha256):
-        raise ValueError(f"captured: sha256 must be the first {DIGITS} hex digits of the file's, got {sha256!r}")
+    require(
+        re.fullmatch(f"[0-9a-f]{{{DIGITS}}}", sha256),
+        f"captured: sha256 must be the first {DIGITS} hex digits of the file's, got {sha256!r}",
+    )
     return read(file, sha256)
 
 
@@ -100,10 +105,10 @@ def _heads(name: str, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind != "f":
         hint = "; store bfloat16 as float32" if x.dtype.kind == "V" else ""
         raise ValueError(f"{name} must be float16, float32 or float64, got {x.dtype}{hint}")
-    if x.ndim != 3 or 0 in x.shape:
-        raise ValueError(f"{name} must be (heads, tokens, head_dim), none of them 0, got {x.shape}")
-    if not np.isfinite(x).all():
-        raise ValueError(f"{name} must be finite, got NaN or Inf")
+    require(
+        x.ndim == 3 and 0 not in x.shape, f"{name} must be (heads, tokens, head_dim), none of them 0, got {x.shape}"
+    )
+    require(np.isfinite(x).all(), f"{name} must be finite, got NaN or Inf")
     x.setflags(write=False)
     return x
 
@@ -118,8 +123,7 @@ def list_captures(path: str | Path) -> tuple[Capture, ...]:
     """
     path = Path(path)
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"activations: {path} holds no {SUFFIX} file")
+    require(files, f"activations: {path} holds no {SUFFIX} file")
     captures = tuple(read(str(file)).capture for file in files)
     names = [capture.name for capture in captures]
     if twice := [name for name in names if names.count(name) > 1]:

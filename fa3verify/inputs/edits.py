@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3verify.inputs.draws import Arrays
 from fa3verify.inputs.streams import Tensor
 
@@ -70,18 +71,23 @@ class Edit:
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(EditKind):
-            raise ValueError(f"edit kind must be one of {', '.join(get_args(EditKind))}, got {self.kind!r}")
+        require(
+            self.kind in get_args(EditKind),
+            f"edit kind must be one of {', '.join(get_args(EditKind))}, got {self.kind!r}",
+        )
         tensors = ("q",) if self.kind == "needle" else get_args(Tensor)
-        if self.tensor not in tensors:
-            raise ValueError(f"edit {self.kind}: tensor must be in {', '.join(tensors)}, got {self.tensor!r}")
+        require(
+            self.tensor in tensors, f"edit {self.kind}: tensor must be in {', '.join(tensors)}, got {self.tensor!r}"
+        )
         used = _EDIT_FIELDS[self.kind]
         for name in ("batch", "pos", "head", "channel", "source"):
             natural(f"edit {self.kind}", name, getattr(self, name))
         if not isinstance(self.value, int | float) or isinstance(self.value, bool):
             raise ValueError(f"edit {self.kind}: value must be a number, got {self.value!r}")
-        if isinstance(self.value, int) and abs(self.value) > 2**1000:
-            raise ValueError(f"edit {self.kind}: value must fit float64, got an integer above 2^1000")
+        require(
+            not isinstance(self.value, int) or abs(self.value) <= 2**1000,
+            f"edit {self.kind}: value must fit float64, got an integer above 2^1000",
+        )
         object.__setattr__(self, "value", float(self.value))
         for name in ("pos", "channel", "source", "value"):
             if name not in used and (got := getattr(self, name)) != 0:

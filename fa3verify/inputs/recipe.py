@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3verify.inputs.distributions import DISTRIBUTIONS, Distribution
 from fa3verify.inputs.draws import Arrays, Value
 from fa3verify.inputs.edits import Edit, EditKind, exact_keys, natural
@@ -77,11 +78,12 @@ class Recipe:
             raise ValueError(f"distribution must be one of {names}, got {self.distribution!r}")
         settings = DISTRIBUTIONS[self.distribution].settings(dict(self.params))
         object.__setattr__(self, "params", tuple(settings.items()))
-        if natural("recipe", "seed", self.seed) >= 2**64:
-            raise ValueError(f"recipe: seed must be below 2^64, got {self.seed}")
+        require(natural("recipe", "seed", self.seed) < 2**64, f"recipe: seed must be below 2^64, got {self.seed}")
         object.__setattr__(self, "edits", tuple(self.edits))
-        if len(self.edits) > MAX_EDITS or not all(isinstance(edit, Edit) for edit in self.edits):
-            raise ValueError(f"recipe: edits must be at most {MAX_EDITS} Edit records, got {len(self.edits)}")
+        require(
+            len(self.edits) <= MAX_EDITS and all(isinstance(edit, Edit) for edit in self.edits),
+            f"recipe: edits must be at most {MAX_EDITS} Edit records, got {len(self.edits)}",
+        )
 
     @property
     def settings(self) -> dict[str, Value]:
@@ -169,8 +171,10 @@ class Recipe:
         if not isinstance(record, dict):
             raise ValueError(f"recipe must be an object, got {json.dumps(record, default=repr)}")
         exact_keys("recipe", record, ("distribution", "params", "seed", "edits"))
-        if not isinstance(record["params"], dict) or not isinstance(record["edits"], list):
-            raise ValueError("recipe: params must be an object and edits a list")
+        require(
+            isinstance(record["params"], dict) and isinstance(record["edits"], list),
+            "recipe: params must be an object and edits a list",
+        )
         edits = tuple(Edit.from_json(edit) for edit in record["edits"])
         return cls(record["distribution"], record["params"], record["seed"], edits)
 

@@ -69,16 +69,21 @@ def all_measures(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 def bits_differing(got: Outputs, twin: Outputs, *, equal_nans: bool = False) -> int:
     """Count values whose bits differ in the outputs that both have; with ``equal_nans`` all NaN are equal."""
-    count = 0
-    for name in got.keys() & twin.keys():
-        a = got[name]
-        b = twin[name]
-        bits = f"u{a.dtype.itemsize}"
-        differ = np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)
-        if equal_nans:
-            differ &= ~(np.isnan(a) & np.isnan(b))
-        count += int(differ.sum())
-    return count
+    shared = got.keys() & twin.keys()
+    return sum(int(other_bits(got[name], twin[name], equal_nans=equal_nans).sum()) for name in shared)
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    """Return the bits of floats as unsigned integers of the same size."""
+    return np.ascontiguousarray(x).view(f"u{x.itemsize}")
+
+
+@np.errstate(invalid="ignore")
+def other_bits(a: np.ndarray, b: np.ndarray, *, equal_nans: bool = True) -> np.ndarray:
+    """Return where two arrays of one float dtype differ in bits, -0 from +0 too; with ``equal_nans`` all NaN are
+    equal.
+    """
+    return (bits_of(a) != bits_of(b)) & ~(equal_nans & np.isnan(a) & np.isnan(b))
 
 
 def share_of(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:

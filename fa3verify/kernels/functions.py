@@ -34,7 +34,7 @@ from fa3verify.kernels.arrays import (
 )
 from fa3verify.kernels.conventions import Convention, adapted, facts_of
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed
-from fa3verify.kernels.mods import NAMES, declared_mods
+from fa3verify.kernels.loading import MODS, declared_mods
 from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import gathered
@@ -200,7 +200,7 @@ def declared_kernels(function: Callable[..., Any], facts: Json) -> tuple[Kernel,
         declared = facts_of(like, function) | declared
         mods = declared_mods(dict(declared), function)
         called = adapted(like, function, mods) if mods else adapted(like, function)
-        declared |= {name: getattr(mods, name, None) or None for name in NAMES}
+        declared |= {name: getattr(mods, name, None) or None for name in MODS}
     return array_kernel(called, **declared)
 
 
@@ -212,7 +212,7 @@ def _sizes(facts: Facts, gradients: str) -> Json:
     features = frozenset(facts.get("features", usual)) | set(facts.get("always", ()))
     features |= {"sinks"} if "narrow_sinks" in features else set()
     features |= {"causal"} if UNWRITTEN in features else set()  # which leaves parts without keys
-    features |= {"mods"} if any(facts.get(name) for name in NAMES) else set()
+    features |= {"mods"} if any(facts.get(name) for name in MODS) else set()
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
     sizes |= {"equal_lengths": True} if is_packed else {}

@@ -3,6 +3,10 @@
 The function was declared to be a kernel by :func:`fa3verify.kernel`, or takes no arguments and returns a
 :class:`~fa3verify.kernels.record.Kernel`. Any name of a kernel is looked up by :func:`fa3verify.known.registry.find`,
 which calls :func:`load` for a reference.
+
+So are the functions of scores and masks that a kernel has built in. A problem holds their names, so that it can travel
+to other processes, and they are evaluated where a truth or a bound is computed. Importing this module lets
+:mod:`fa3_reference.mods` do so.
 """
 
 from __future__ import annotations
@@ -17,15 +21,21 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, get_args
 
+import numpy as np
+
+from fa3_reference.mods import plug
 from fa3_reference.problem import Dtype
+from fa3_reference.rules import require
 from fa3_reference.score_term import ScoreTerm
 from fa3verify import operations
+from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
 from fa3verify.tensors import interpreter
 from fa3verify.text import of_error, of_traceback
 
 SHAPES = 1024  # of calls, for which a process may have torch compile a kernel
 MADE = "__fa3verify_kernels__"  # attribute of a function that was declared to be a kernel; holds a tuple of kernels
+MODS = ("score_mod", "mask_mod")
 
 
 class Unloadable(ValueError):
@@ -59,8 +69,7 @@ def load(reference: str) -> Kernel:
     module, _, function = reference.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a kernel beside the user, as python -m would find it
-    if not module or not function or ":" in function:
-        raise ValueError(f"a kernel reference is module:function, got {reference!r}")
+    require(module and function and ":" not in function, f"a kernel reference is module:function, got {reference!r}")
     name, _, dtype = function.partition(".")
     named = _named(reference, module, name)
     try:
@@ -128,8 +137,7 @@ def declared(module: str) -> list[Kernel]:
         for name, made in ((name, getattr(x, MADE, ())) for name, x in vars(imported).items())
         for kernel in made
     ]
-    if not kernels:
-        raise ValueError(f"{module} has no function with @fa3verify.kernel(...) above it")
+    require(kernels, f"{module} has no function with @fa3verify.kernel(...) above it")
     return kernels
 
 
@@ -235,3 +243,54 @@ def _check(reference: str, kernel: Kernel) -> None:
     if unknown := set(kernel.features) - known_features:
         names = f"{', '.join(sorted(known_features))}, got {', '.join(map(repr, unknown))}"
         raise ValueError(f"kernel {reference!r}: features must be among {names}")
+
+
+def _evaluated(function: str, *places: Any) -> np.ndarray:
+    from fa3verify.tensors.mods import evaluated
+
+    return evaluated(bare(function), *places)
+
+
+plug(_evaluated)
+
+
+def declared_mods(facts: Json, function: Callable[..., object]) -> ScoreTerm | None:
+    """Return the term of a kernel that declares a ``score_mod`` or a ``mask_mod``, each a function or ``module:name``.
+
+    Parameters
+    ----------
+    facts : dict
+        What it declares; the two and ``score_mod_ulp`` are taken out of it.
+    function : callable
+        The kernel's function, in whose module the two are looked for as well.
+
+    Returns
+    -------
+    ScoreTerm or None
+        None for a kernel that declares neither.
+
+    Raises
+    ------
+    ValueError
+        For a function that no name at the top of a module stands for, and for ulp without a ``score_mod``.
+    """
+    named = {name: _name(name, mod, function) for name in MODS if (mod := facts.pop(name, None)) is not None}
+    ulp = facts.pop("score_mod_ulp", 4.0 if "score_mod" in named else 0.0)
+    if ulp and "score_mod" not in named:
+        raise ValueError(f"score_mod_ulp is that of a score_mod, got {ulp!r} without one")
+    return ScoreTerm("mods", **named, score_mod_ulp=ulp) if named else None
+
+
+def _name(what: str, mod: Any, function: Callable[..., object]) -> str:
+    """Return ``module:name`` of a function, which is looked for in its own module and in that of the kernel."""
+    if isinstance(mod, str):
+        return mod
+    modules = [getattr(x, "__module__", None) or "" for x in (mod, function)]
+    for module in modules:
+        for name, value in vars(sys.modules.get(module, mod)).items():
+            if value is mod:
+                return f"{module}:{name}"
+    raise ValueError(
+        f"{what} must have a name at the top of the kernel's module, above the kernel, by which other processes find "
+        f"it, got {getattr(mod, '__qualname__', mod)!r} of {', '.join(dict.fromkeys(modules))}"
+    )

@@ -151,7 +151,7 @@ class Kernel:
     forward : {"given", "own"}
         Of a backward, whether its gradients are of the out and lse that it is given, or of a forward of its own.
     mods : ScoreTerm, optional
-        The functions that it has built in (:mod:`fa3verify.kernels.mods`).
+        The functions that it has built in (:mod:`fa3verify.kernels.loading`).
     quantises : Quantises
         Of a forward, which operands it quantises itself. Its bound has the errors of that, with ``order`` or without.
     unasked : frozenset of str

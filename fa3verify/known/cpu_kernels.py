@@ -57,29 +57,20 @@ def _torch_flash(config: Config) -> KernelModel:
     return _any_tree(config, _BLOCKS, exp_error=4 * EX2_REL if config.dtype == "fp32" else TORCH_EXP_ERROR)
 
 
-def _fp32_gradients(config: GradientConfig) -> BackwardModel:
-    """Return the model of torch's MATH: gradients of single heads in binary32, rounded, then added in 16 bits."""
-    return replace(_any_gradients(config), weights="fp32", parts=config.dtype)
+def _gradients(config: GradientConfig, *, rounded: tuple[str, ...], **steps: Any) -> BackwardModel:
+    """Return a model of sums in binary32, with the ``rounded`` steps in the operands' format and others as given."""
+    model = BackwardModel.any_order(config.dtype, config.forward, accumulator="fp32")
+    return replace(model, **dict.fromkeys(rounded, config.dtype), **steps)
 
 
-def _rounded_gradients(config: GradientConfig) -> BackwardModel:
-    """Return a model with dP, P and dS in 16 bits and S in binary32."""
-    return replace(_any_gradients(config), dp=config.dtype, parts=config.dtype)
-
-
-def _eager_gradients(config: GradientConfig) -> BackwardModel:
-    """Return a model with S, dP, P and dS in 16 bits, as frameworks store them to differentiate."""
-    return replace(_rounded_gradients(config), scores=config.dtype)
-
-
-def _torch_flash_gradients(config: GradientConfig) -> BackwardModel:
-    """Return a model of blocks of at least 32 rows by 512 keys, whose parts are added to gradients in 16 bits."""
-    blocks = {"tile_m": 32, "tile_n": 512, "parts": config.dtype}
-    return replace(_any_gradients(config), exp_error=TORCH_EXP_ERROR, **blocks)
-
-
-def _any_gradients(config: GradientConfig) -> BackwardModel:
-    return BackwardModel.any_order(config.dtype, config.forward, accumulator="fp32")
+# torch's MATH: gradients of single heads are computed in binary32, rounded, and then added in 16 bits.
+_fp32_gradients = partial(_gradients, rounded=("parts",), weights="fp32")
+# dP, P and dS in 16 bits and S in binary32.
+_rounded_gradients = partial(_gradients, rounded=("dp", "parts"))
+# S as well, as frameworks store it to differentiate.
+_eager_gradients = partial(_gradients, rounded=("scores", "dp", "parts"))
+# Blocks of at least 32 rows by 512 keys, whose parts are added to gradients in 16 bits.
+_torch_flash_gradients = partial(_gradients, rounded=("parts",), exp_error=TORCH_EXP_ERROR, tile_m=32, tile_n=512)
 
 
 def _call(function: str, *arrays: Any, **options: Any) -> Any:

@@ -7,8 +7,11 @@ our kernels and calls the functions here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 
 from fa3_kernels.api import flash_attn_with_kvcache
 from fa3_kernels.gluon import launch_backward
@@ -18,6 +21,7 @@ from fa3_kernels.gluon.quantize import QuantizedTensors, quantize_qkv
 from fa3_kernels.plan.request import Choices, Semantics
 from fa3_reference.cache import Cache, check_written, in_cache, serve
 from fa3_reference.problem import Array, AttentionProblem, Operands
+from fa3_reference.rules import require
 from fa3verify.kernels.handed import unchanged
 from fa3verify.known.launches import Backward, GivenBackward, Gradients, Keywords, Options
 from fa3verify.tensors.convert import to_gpu, to_numpy
@@ -78,26 +82,31 @@ def run_served(
     problem, operands = in_cache(problem, operands, Cache())
     arrays = serve(problem, operands) if arrays is None else arrays
     call: Keywords = {name: to_gpu(x) for name, x in arrays.items()} | _factors_of(operands)
-    for name in {"k_new", "v_new"} & call.keys():  # the function calls them k and v
-        call[name[0]] = call.pop(name)
-    if "cu_seqlens_q" in call:
-        call["max_seqlen_q"] = problem.seqlen_q
-    if problem.cache is not None:
-        call["rotary_interleaved"] = problem.cache.interleaved
     with unchanged(call):
-        out, lse = flash_attn_with_kvcache(
-            softmax_scale=problem.softmax_scale,
-            causal=problem.causal,
-            window_size=problem.window,
-            softcap=problem.softcap,
-            return_softmax_lse=True,
-            **call,
-            **options,
-        )
+        out, lse, *_ = prepare_served(problem, call, return_softmax_lse=True, **options)()
     check_written(problem, operands, arrays, (to_numpy(call["k_cache"]), to_numpy(call["v_cache"])))
     # Packed sequences of equal length are called as a batch: heads come to the front, as packed lse has them.
     lse = lse.transpose(0, 1) if original.is_varlen and lse.ndim == 3 else lse
     return to_numpy(out.reshape(original.out_shape)), to_numpy(lse.reshape(original.lse_shape))
+
+
+def prepare_served(problem: AttentionProblem, given: Mapping[str, torch.Tensor], **options: Any) -> Callable[[], Any]:
+    """Return a launch of :func:`fa3_kernels.api.flash_attn_with_kvcache` on tensors by the names of
+    :func:`fa3_reference.cache.serve`.
+    """
+    named: Keywords = {name[0] if name in ("k_new", "v_new") else name: x for name, x in given.items()}
+    return partial(
+        flash_attn_with_kvcache,
+        softmax_scale=problem.softmax_scale,
+        causal=problem.causal,
+        window_size=problem.window,
+        softcap=problem.softcap,
+        attention_chunk=problem.attention_chunk,
+        max_seqlen_q=problem.seqlen_q,  # which counts for packed queries alone
+        rotary_interleaved=problem.cache is not None and problem.cache.interleaved,
+        **named,
+        **options,
+    )
 
 
 def _factors_of(operands: Operands) -> Keywords:
@@ -129,28 +138,21 @@ def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> Quantiz
 
 def load_backward(name: str) -> Backward:
     """Return our backward, "gluon.deterministic" or "gluon", which adds the parts of dQ in any order."""
-    is_deterministic = name == "gluon.deterministic"
 
     def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
-        if options:
-            raise ValueError(f"{name} has no options, got {', '.join(options)}")
-        semantics = Semantics.of(problem)
-        packed = packed_of(problem)
-
-        def launch() -> Gradients:
-            return launch_backward.backward(
-                x.dout,
-                x.q,
-                x.k,
-                x.v,
-                x.out,
-                x.lse,
-                semantics,
-                dlse=x.dlse,
-                packed=packed,
-                is_deterministic=is_deterministic,
-            )
-
-        return launch
+        require(not options, f"{name} has no options, got {', '.join(options)}")
+        return partial(
+            launch_backward.backward,
+            x.dout,
+            x.q,
+            x.k,
+            x.v,
+            x.out,
+            x.lse,
+            Semantics.of(problem),
+            dlse=x.dlse,
+            packed=packed_of(problem),
+            is_deterministic=name == "gluon.deterministic",
+        )
 
     return prepare

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fa3_reference.problem import AttentionProblem
-from fa3verify.known.launches import Launch, LaunchOutput, Options
+from fa3verify.known.launches import Keywords, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import PEERS
 
@@ -56,16 +56,35 @@ def load(name: str) -> Callable[[AttentionProblem, Served, Options], Launch]:
     return partial(prepare, attrgetter(_OPERATORS[name])(torch.ops).default)
 
 
+def _schedule(operator: Any, problem: AttentionProblem, call: Keywords) -> torch.Tensor | None:
+    """Return the schedule of a call by the build's own function; None where it has none."""
+    made = getattr(getattr(torch.ops, operator.namespace), "get_scheduler_metadata", None)
+    sizes = {
+        "batch_size": problem.batch,
+        "num_heads": problem.nheads,
+        "num_heads_k": problem.nheads_kv,
+        "headdim": problem.head_dim,
+        "headdim_v": problem.head_dim_v,
+        "qkv_dtype": call["q"].dtype,
+        "page_size": problem.cache.page_size or None if problem.cache else None,
+        "has_softcap": problem.softcap > 0,
+        "max_seqlen_k_new": 0,
+    }
+    known = _DEFAULTS | {**call, **sizes}
+    return made and made.default(*[known.get(x.name) for x in made.default._schema.arguments])
+
+
 def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Options) -> Launch:
     """Prepare a call on the tensors of :func:`fa3verify.known.launches.served`.
 
-    Queries are packed, as both stacks call their builds, and so are keys and values outside a cache. The option is
-    num_splits, 1 by default; at 0 the library chooses. ValueError for an argument that the build does not have.
+    Queries are packed, as both stacks call their builds, and so are keys and values outside a cache. The options are
+    num_splits, 1 by default, where at 0 the library chooses; and ``is_scheduled``, with which the schedule is made
+    now, where the build can, as stacks make it once for all layers of a step. ValueError for an argument that the build
+    does not have.
     """
     call: dict[str, Any] = {_NAMES.get(name, name): x for name, x in given.items()}
     for name in {"q", "q_v", *(("k", "v") if problem.cache is None else ())} & call.keys():
         call[name] = call[name].flatten(0, -3)
-    call["max_seqlen_q"] = problem.seqlen_q
     if problem.cache is None:
         call["max_seqlen_k"] = problem.seqlen_k
     elif "page_table" not in call:
@@ -75,15 +94,25 @@ def prepare(operator: Any, problem: AttentionProblem, given: Served, options: Op
     for name in {"rotary_cos", "rotary_sin"} & call.keys():  # a build wants a row for every place of the cache
         table = call[name]
         call[name] = torch.cat([table, table[-1:].expand(max(0, call["max_seqlen_k"] - len(table)), -1)])
-    left, right = problem.window
-    call |= {"softmax_scale": problem.softmax_scale, "is_causal": problem.causal}
-    call |= {"window_size_left": left, "window_size_right": right, "num_splits": options.get("num_splits", 1)}
-    if problem.cache is not None:
-        call["is_rotary_interleaved"] = problem.cache.interleaved
+    call |= {
+        "max_seqlen_q": problem.seqlen_q,
+        "softmax_scale": problem.softmax_scale,
+        "is_causal": problem.causal,
+        "window_size_left": problem.window[0],
+        "window_size_right": problem.window[1],
+        "softcap": problem.softcap,
+        "attention_chunk": problem.attention_chunk,
+        "is_rotary_interleaved": problem.cache is not None and problem.cache.interleaved,
+        "num_splits": options.get("num_splits", 1),
+    }
     names = [x.name for x in operator._schema.arguments]
-    # A build that lacks a default argument, or the longest keys, does not need it.
-    if unknown := call.keys() - {*names, *_DEFAULTS, "max_seqlen_k"}:
+    # A build that lacks an argument which leaves a call as it is, or the longest keys, does not need it.
+    needless = {name for name, value in _DEFAULTS.items() if name in call and call[name] == value}
+    if unknown := call.keys() - {*names, *needless, "max_seqlen_k"}:
         raise ValueError(f"this build takes no {', '.join(sorted(unknown))}")
+    if options.get("is_scheduled") and "scheduler_metadata" in names and problem.cache is not None:
+        call["max_seqlen_k"] = problem.seqlen_k
+        call["scheduler_metadata"] = _schedule(operator, problem, call)
     arguments = [(_DEFAULTS | call).get(name) for name in names]
 
     def launch() -> LaunchOutput:

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 from fa3verify.known.libraries import library
 from fa3verify.known.peers import FLASH4_RUNTIME, flash4_refuses
@@ -62,8 +63,7 @@ def load(name: str) -> Forward:
     library(FLASH4_RUNTIME)
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
-        if options.keys() - {"lse"}:
-            raise ValueError("compiled without options")
+        require(options.keys() <= {"lse"}, "compiled without options")
         wants_lse = options.get("lse", True)
         (function,) = _functions(problem, "fwd" if wants_lse else "plain")
         q, k, v = given[:3]
@@ -94,8 +94,7 @@ def prepare_backward(problem: AttentionProblem, x: GivenBackward, options: Optio
     Unsupported
         Without the files.
     """
-    if options:
-        raise ValueError("compiled without options")
+    require(not options, "compiled without options")
     pre, main, post = _functions(problem, "pre", "bwd", "post")
     p = problem
     tile_m = TILE_M[p.head_dim][p.causal]

@@ -15,9 +15,9 @@ from fa3_kernels.plan.backward import BackwardConfig
 from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.families import OURS, traits_of
-from fa3_kernels.plan.request import check_pages
 from fa3_reference.cache import Cache, with_cache
 from fa3_reference.problem import AttentionProblem, Dtype, Operands
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.kernels.record import Functions, Kernel
 from fa3verify.kernels.sizes import Sizes
@@ -37,7 +37,8 @@ _CHOICES = {
     False: (("num_splits", "pack_gqa", "pingpong", "intra_wg_overlap"), ("promotion_interval", "out_dtype")),
     True: (("num_splits", "pack_gqa"), ("promotion_interval",)),
 }
-_PAGE_SIZES = (16, 64, 8, 256, 32, 128, 512, 1024)  # whole tiles of keys, or such as fill one, at every head_dim
+# In turn: copied by TMA, or gathered where no tile is made of them.
+_PAGE_SIZES = (16, 64, 1, 8, 256, 48, 32, 128, 4, 512)
 
 
 def _identity(*parts: str) -> dict[str, str | None]:
@@ -48,6 +49,11 @@ def _identity(*parts: str) -> dict[str, str | None]:
     launches = "\n".join(map(evidence_sha256, parts))
     sha256 = launches if len(parts) == 1 else hashlib.sha256(launches.encode()).hexdigest()
     return {"version": f"fa3verify {__version__}", "sha256": sha256, "device": device_name()}
+
+
+def _serves(problem: AttentionProblem) -> bool:
+    """Tell whether a call is one over a cache; chunks are taken by all."""
+    return bool(problem.serving - {"attention_chunk"})
 
 
 def configure(problem: AttentionProblem, **options: Any) -> Config:
@@ -66,18 +72,15 @@ def configure(problem: AttentionProblem, **options: Any) -> Config:
     ValueError
         For what no launch takes.
     """
-    if not problem.serving:
+    if not _serves(problem):
         return config_of(problem, **options)
     problem = with_cache(problem, Cache())
-    config = over_cache(problem, config_of(problem, **options))
-    if problem.cache is not None and problem.cache.page_size:
-        check_pages(problem.cache.page_size, config.tile_n)
-    return config
+    return over_cache(problem, config_of(problem, **options))
 
 
 def launch_options(problem: AttentionProblem, config: Config) -> Keywords:
     """Return the options with which a launch has this very configuration; ValueError where none give it."""
-    serves = bool(problem.serving)
+    serves = _serves(problem)
     of_all, of_e4m3 = _CHOICES[serves]
     names = of_all + of_e4m3 if problem.dtype == "e4m3" else of_all
     options: Keywords = {name: getattr(config, name) for name in names}
@@ -96,7 +99,7 @@ def _forward(problem: AttentionProblem, operands: Operands, config: Config) -> R
     options = launch_options(problem, config)
     from fa3verify.known import device
 
-    run = device.run_served if problem.serving else device.run_forward
+    run = device.run_served if _serves(problem) else device.run_forward
     return Result(*run(problem, operands, options))
 
 
@@ -119,8 +122,7 @@ def _configure_backward(problem: AttentionProblem) -> BackwardConfig:
 
 def _own_backward(problem: AttentionProblem, config: BackwardConfig) -> None:
     """Raise ValueError for a configuration of which a caller would choose anything."""
-    if config != _configure_backward(problem):
-        raise ValueError("a caller chooses nothing of a configuration")
+    require(config == _configure_backward(problem), "a caller chooses nothing of a configuration")
 
 
 def _backward(problem: AttentionProblem, operands: Operands, config: BackwardConfig) -> tuple[Any, ...]:
@@ -156,7 +158,7 @@ def gpu() -> tuple[Kernel, ...]:
                 launch_options,
                 partial(_identity, "forward", "packed", "paged"),
             ),
-            # operands of e4m3 are not rotated
+            # rotated operands of e4m3 have no twin
             (FEATURES | traits_of(OURS).serving) - {"rotary" if dtype == "e4m3" else "block_descale"},
             f"{about} on a Hopper GPU",
             reason,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ _OURS = "device"  # the module of this package's own kernels
 class Given(NamedTuple):
     """Tensors of one call: q, k and v in the shapes of the problem; descales, float32 (batch, nheads_kv), None for
     16-bit operands; and the starts of packed sequences, int32 (batch + 1,), None for batches.
+
+    ``served`` has the same rows where :func:`placed` puts them for a call over a cache; None until it is asked.
     """
 
     q: torch.Tensor
@@ -41,6 +44,7 @@ class Given(NamedTuple):
     v_descale: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
+    served: Mapping[str, torch.Tensor] | None = None
 
 
 class GivenBackward(NamedTuple):
@@ -105,11 +109,12 @@ def loaded(name: str, operation: str = operations.FORWARD) -> Callable[[Attentio
 def given(problem: AttentionProblem, operands: Operands) -> Given | GivenBackward:
     """Copy operands to the GPU; for a forward also descales by kv head and the starts of packed sequences."""
     kind = GivenBackward if isinstance(operands, BackwardOperands) else Given
-    arrays = {name: getattr(operands, name, None) for name in kind._fields}
+    arrays = {name: getattr(operands, name, None) for name in kind._fields if name != "served"}
     if kind is Given and problem.is_varlen:
         arrays |= {name: getattr(problem, name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     numbers = {name: x.by_kv_head(problem.nheads_kv) if isinstance(x, Descale) else x for name, x in arrays.items()}
-    return kind(**{name: to_gpu(x) for name, x in numbers.items() if x is not None})
+    tensors: Keywords = {name: to_gpu(x) for name, x in numbers.items() if x is not None}
+    return kind(**tensors)
 
 
 def _starts(problem: AttentionProblem, lengths: tuple[int, ...] | None, seqlen: int) -> np.ndarray:
@@ -134,6 +139,23 @@ def served(problem: AttentionProblem, operands: Operands) -> dict[str, torch.Ten
     if operands.term is not None:  # the only term of packed sequences
         arrays["alibi_slopes"] = operands.term
     return {name: to_gpu(x) for name, x in arrays.items()}
+
+
+def placed(problem: AttentionProblem, given: Given) -> dict[str, torch.Tensor]:
+    """Return what :func:`served` returns, of tensors on the GPU, which alone moves their rows.
+
+    Places of a cache that no key has hold keys of others.
+    """
+    shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape}
+    numbers: Keywords = {
+        name: np.arange(math.prod(shape[:-2])).reshape(*shape[:-2], 1, 1) for name, shape in shapes.items()
+    }
+    tensors = served(problem, Operands(**numbers))
+    for name in tensors.keys() & {"q", "k", "v", "k_cache", "v_cache"}:
+        rows = tensors[name][..., 0, 0]
+        x = getattr(given, name[0])
+        tensors[name] = x[rows % len(x)] if "cache" in name else x.view(*rows.shape, *x.shape[-2:])
+    return tensors | {name: x for name, x in given._asdict().items() if name.endswith("descale") and x is not None}
 
 
 def run(name: str, problem: AttentionProblem, operands: Operands, options: Options) -> tuple[Any, ...]:

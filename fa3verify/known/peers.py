@@ -19,6 +19,7 @@ from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.bounds import KernelModel, SoftmaxOrder
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.kernels.functions import Facts
 from fa3verify.kernels.policy import Policy
@@ -185,10 +186,10 @@ class Peer:
         """Raise ValueError for a head_dim that no library takes, and for what this one refuses."""
         step = 16 if problem.dtype == "e4m3" else 8
         dims = (problem.head_dim, problem.head_dim_v)
-        if any(d % step for d in dims) or not (takes_two_head_dims or dims[0] == dims[1]):
-            raise ValueError(f"head_dim must be a multiple of {step}, got {dims[0]} and {dims[1]}")
-        if rule := self.refuses(problem):
-            raise ValueError(rule)
+        is_taken = not any(d % step for d in dims) and (takes_two_head_dims or dims[0] == dims[1])
+        require(is_taken, f"head_dim must be a multiple of {step}, got {dims[0]} and {dims[1]}")
+        rule = self.refuses(problem)
+        require(not rule, rule)
 
     def model(self, config: Config) -> KernelModel:
         """Return what the error bound assumes of a launch."""
@@ -230,7 +231,6 @@ PEERS: dict[str, Peer] = {
         choices=("num_splits",),
         binary="vllm.so",
         serves=True,
-        is_timed=False,
     ),
     "sglang": Peer(
         "FlashAttention-3 as SGLang builds it",
@@ -242,7 +242,6 @@ PEERS: dict[str, Peer] = {
         refuses=_sglang_refuses,
         binary="sgl.so",
         serves=True,
-        is_timed=False,
     ),
     "flash4": Peer(
         "FlashAttention-4 in the CuTe DSL, compiled beforehand",

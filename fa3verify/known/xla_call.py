@@ -92,6 +92,16 @@ def _made(kind: type[c.Structure], **values: Any) -> Any:
     return kind(c.sizeof(kind), None, **values)
 
 
+def _giver(kind: type[c.Structure], field: str, value: Callable[[Any], int]) -> Callable[[int], None]:
+    """Return a function that fills a field of the structure at an address with what is asked for in it."""
+
+    def give(address: int) -> None:
+        asked = c.cast(address, c.POINTER(kind))[0]
+        setattr(asked, field, value(asked))
+
+    return give
+
+
 class Runtime:
     """The functions that a handler may call: for the stream, scratch memory, the device, and to report an error.
 
@@ -101,14 +111,12 @@ class Runtime:
 
     def __init__(self, stream: Callable[[], int], allocate: Callable[[int], int]) -> None:
         self.message = ""
-        self._stream = stream
-        self._allocate = allocate
         known = {
             "Error_Create": self._error,
-            "Stream_Get": self._give_stream,
-            "DeviceMemory_Allocate": self._give_memory,
+            "Stream_Get": _giver(_StreamArgs, "stream", lambda _: stream()),
+            "DeviceMemory_Allocate": _giver(_MemoryArgs, "data", lambda wanted: allocate(wanted.size)),
             "DeviceMemory_Free": lambda _: None,  # torch's allocator keeps it
-            "DeviceOrdinal_Get": self._give_ordinal,
+            "DeviceOrdinal_Get": _giver(_OrdinalArgs, "ordinal", lambda _: 0),
         }
         self._callbacks = [_Callback(known.get(name, self._refuser(name))) for name in FUNCTIONS]
         pointers = [c.cast(f, c.c_void_p).value for f in self._callbacks]
@@ -125,16 +133,6 @@ class Runtime:
             return 1
 
         return refuse
-
-    def _give_stream(self, address: int) -> None:
-        c.cast(address, c.POINTER(_StreamArgs))[0].stream = self._stream()
-
-    def _give_memory(self, address: int) -> None:
-        wanted = c.cast(address, c.POINTER(_MemoryArgs))[0]
-        wanted.data = self._allocate(wanted.size)
-
-    def _give_ordinal(self, address: int) -> None:
-        c.cast(address, c.POINTER(_OrdinalArgs))[0].ordinal = 0
 
 
 class Call:

@@ -15,7 +15,7 @@ from numpy.random import Generator
 
 from fa3verify.kernels.record import Kernel
 from fa3verify.learn.launcher import LOG2_E, Form, Question
-from fa3verify.learn.structure import Structure
+from fa3verify.learn.space import Structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,11 @@ from fa3verify.judging.hypotheses import sums_of
 from fa3verify.kernels.calls import KernelError
 from fa3verify.kernels.record import Kernel
 from fa3verify.learn import inputs, space
-from fa3verify.learn.diagnosis import mistakes
-from fa3verify.learn.elimination import Asking, Elimination, Step
+from fa3verify.learn.elimination import Asking, Elimination, Step, mistakes
 from fa3verify.learn.inputs import Subject
 from fa3verify.learn.launcher import KEYS, Launcher, Question, differing
 from fa3verify.learn.probes import QUADS, ROW_SUMS, Probes
-from fa3verify.learn.structure import Structure
+from fa3verify.learn.space import Structure
 from fa3verify.operations.forward import Result
 from fa3verify.operations.operation import error_over_bound
 

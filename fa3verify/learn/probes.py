@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fa3_kernels.plan.config import K_STEP
 from fa3_kernels.plan.order import Order
 from fa3verify.learn.launcher import KEYS, LOG2_E, UNITS, Form, Hypothesis, Launcher, Question, sparse, written
-from fa3verify.learn.structure import Structure
+from fa3verify.learn.space import Structure
 
 # Of the chains of Q K^T and of P V: a term so large that units added to it are lost, and the unit; for Q K^T also the
 # entry of K.

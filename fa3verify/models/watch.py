@@ -40,7 +40,7 @@ from fa3verify.tensors.convert import to_torch
 
 _MOST_DUMPS = 8
 # On a GPU: the worst rows of one head, pairs that are computed, in about 20 ms of an H200, and held at once, in 0.5 GB.
-_SCREEN = {"rows": 8, "heads": 1, "pairs": 1 << 27, "scores": 1 << 24}
+_SCREEN: Facts = {"rows": 8, "heads": 1, "pairs": 1 << 27, "scores": 1 << 24}
 _MOST_ELEMENTS = 1 << 28  # of a tensor that is searched for NaN and infinities
 
 

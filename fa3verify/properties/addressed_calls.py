@@ -19,10 +19,7 @@ import numpy as np
 
 from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, BackwardOperands
-from fa3_reference.scales import QuantScheme
-from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import Outputs, WrongOutput
 from fa3verify.operations.backward import LSE_GRADIENT
@@ -225,9 +222,3 @@ def is_refusal(error: KernelError) -> bool:
     """
     cause = error.__cause__
     return isinstance(cause, Exception) and not isinstance(cause, WrongOutput) and "CUDA error" not in str(cause)
-
-
-def case_of(kernel: Kernel, problem: AttentionProblem) -> Case:
-    """Return the case by which a trial names a problem; the operands are not those of its recipe."""
-    scheme = QuantScheme("head") if kernel.dtype == "e4m3" else None
-    return Case(kernel.name, problem, Recipe("normal"), scheme, operation=kernel.operation)

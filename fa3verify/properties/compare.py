@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.judging.metrics import other_bits
 from fa3verify.judging.verdict import Seen, ratio_text, value_of
 from fa3verify.kernels.policy import rows_like
 from fa3verify.operations import Outputs
@@ -91,17 +92,6 @@ def same_values(
     values = f"got {value!r}, expected {due!r} bit for bit"
     message = f"{what}{list(index)}: {values}; {int(differs.sum())} of {differs.size} values differ"
     return Violation(message, Seen(output, value_of(value), value_of(due)))
-
-
-def bits_of(x: np.ndarray) -> np.ndarray:
-    """Return the bits of floats as unsigned integers of the same size."""
-    return np.ascontiguousarray(x).view(f"u{x.itemsize}")
-
-
-@np.errstate(invalid="ignore")
-def other_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return where two arrays of one float dtype differ in bits; every NaN equals every NaN, -0 is not +0."""
-    return (bits_of(a) != bits_of(b)) & ~(np.isnan(a) & np.isnan(b))
 
 
 def within(what: str, got: Outputs, expected: Outputs, bound: Outputs) -> Violation | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -79,23 +80,15 @@ def _split(setup: Setup, trial: Trial) -> Found:
     yield within("dO in two halves", whole, total, summed(*(x.bound() for x in setups)))
 
 
-def _one_channel(setup: Setup, trial: Trial) -> Found:
+def _one_channel(name: str, symbol: str, setup: Setup, trial: Trial) -> Found:
+    """Negate one channel of V or of dO: it moves no bit of dV, but for dO of dV's own channel."""
     channel = trial.integer("position", 0, _MOST) % setup.problem.head_dim_v
-    v = setup.operands.v.copy()
-    v[..., channel] *= -1
+    x = getattr(setup.operands, name).copy()
+    x[..., channel] *= -1
     plain = setup.run()
-    other = setup.fed(v=v).run()
-    yield same_values(f"V negated in channel {channel}: dv", "dv", other["dv"], plain["dv"])
-
-
-def _one_dout_channel(setup: Setup, trial: Trial) -> Found:
-    channel = trial.integer("position", 0, _MOST) % setup.problem.head_dim_v
-    dout = _dout(setup)
-    dout[..., channel] *= -1
-    plain = setup.run()
-    other = setup.fed(dout=dout).run()
-    others = np.arange(setup.problem.head_dim_v) != channel
-    yield same_values(f"dO negated in channel {channel}: dv", "dv", other["dv"], plain["dv"], others)
+    other = setup.fed(**{name: x}).run()
+    kept = (np.arange(x.shape[-1]) != channel) | (name == "v")
+    yield same_values(f"{symbol} negated in channel {channel}: dv", "dv", other["dv"], plain["dv"], kept)
 
 
 def _batch(setup: Setup, trial: Trial) -> Found:
@@ -279,7 +272,7 @@ GRADIENT_LAWS = (
         "dv_does_not_depend_on_v",
         "a changed channel of V leaves dV as it is, bit for bit",
         "invariant",
-        _one_channel,
+        partial(_one_channel, "v", "V"),
         wanted=_ANY,
         parameters=drawn(position=st.integers(0, _MOST)),
         of=_OF,
@@ -288,7 +281,7 @@ GRADIENT_LAWS = (
         "dv_channels_are_independent",
         "a changed channel of dO leaves the other channels of dV as they are, bit for bit",
         "invariant",
-        _one_dout_channel,
+        partial(_one_channel, "dout", "dO"),
         wanted=_ANY,
         parameters=drawn(position=st.integers(0, _MOST)),
         of=_OF,

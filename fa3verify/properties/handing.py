@@ -16,10 +16,11 @@ from dataclasses import replace
 from random import Random
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.kernels.handed import arranged
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, case_of, is_asked, is_refusal
+from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, is_asked, is_refusal
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 from fa3verify.properties.surroundings import restored
 from fa3verify.properties.views import (
@@ -87,7 +88,7 @@ def _views(kernel: Kernel, examples: int) -> Walk:
     trials = []
     for problem in calls(kernel):
         arguments = arguments_of(kernel, problem)
-        case = case_of(kernel, problem)
+        case = Case.plain(kernel, problem)
         own = {
             name: [view for view in views_of(x) if view not in left_out]
             for name, x in arguments.items()
@@ -201,7 +202,7 @@ def _unread(kernel: Kernel, examples: int) -> Walk:
     """Yield a trial for each thing that no kernel may read, in each of a few small calls that have it."""
     for problem in calls(kernel):
         arguments = arguments_of(kernel, problem)
-        case = case_of(kernel, problem)
+        case = Case.plain(kernel, problem)
         names = [name for name, change in UNREAD.items() if change(problem, arguments)]
         if kernel.device.startswith("cuda"):  # torch's own indexing would end the process
             names = [name for name in names if name != _LOUD]
@@ -209,7 +210,7 @@ def _unread(kernel: Kernel, examples: int) -> Walk:
         cases = dict.fromkeys((*names, FRESH), case)
         if problem.cache:
             caches = {name: replace(problem.cache, **changes) for name, changes in cached.items()}
-            cases |= {name: case_of(kernel, replace(problem, cache=cache)) for name, cache in caches.items()}
+            cases |= {name: Case.plain(kernel, replace(problem, cache=cache)) for name, cache in caches.items()}
         for name, each in cases.items():
             if (yield Trial(UNREAD_LAW, each, {"of": name})):
                 return

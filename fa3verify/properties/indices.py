@@ -7,10 +7,11 @@ from collections.abc import Generator, Iterator
 from itertools import zip_longest
 
 from fa3_reference.problem import AttentionProblem
+from fa3verify.cases.case import Case
 from fa3verify.cases.tried import spans
 from fa3verify.files import Json
 from fa3verify.kernels.record import Kernel
-from fa3verify.properties.addressed_calls import Stopwatch, call_of, case_of, is_addressable, is_asked
+from fa3verify.properties.addressed_calls import Stopwatch, call_of, is_addressable, is_asked
 from fa3verify.properties.ladder import LADDERS, coarse, ladders, problem_of, work
 from fa3verify.properties.law import KernelError, Law, Refused, Trial, Untaken, Violation, Walk
 
@@ -73,7 +74,7 @@ class _Climb:
         self.asked[name].add(n)
         self.problems.add(problem)
         watch = Stopwatch()
-        failed = yield Trial(NAME, case_of(self.kernel, problem), {"of": name, "n": n, "seed": n % 7})
+        failed = yield Trial(NAME, Case.plain(self.kernel, problem), {"of": name, "n": n, "seed": n % 7})
         self.pace_s[name] = watch.seconds / work(problem)
         self.failed = n if failed else self.failed
         return failed

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from hypothesis.strategies import SearchStrategy
 
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.cases.case import Case
 from fa3verify.files import Json, of_schema
@@ -43,8 +44,10 @@ class Trial:
 
     def __post_init__(self) -> None:
         for name, value in self.parameters.items():
-            if not isinstance(name, str) or not _is_json(value):
-                raise ValueError(f"trial parameter {name!r} must be a JSON value, got {value!r}")
+            require(
+                isinstance(name, str) and _is_json(value),
+                f"trial parameter {name!r} must be a JSON value, got {value!r}",
+            )
 
     def integer(self, name: str, least: int, most: int) -> int:
         """Return an integer parameter; ValueError unless it lies in [least, most]."""
@@ -79,10 +82,11 @@ class Trial:
         """Read a trial; ValueError names what is wrong with a damaged or foreign one."""
         values = of_schema(values, SCHEMA, "not a trial")
         keys = {"schema", "law", "case", "parameters"}
-        if set(values) != keys:
-            raise ValueError(f"trial must have the keys {sorted(keys)}, got {sorted(map(str, values))}")
-        if not isinstance(values["law"], str) or not isinstance(values["parameters"], dict):
-            raise ValueError("trial must name its law by a string and its parameters by an object")
+        require(set(values) == keys, f"trial must have the keys {sorted(keys)}, got {sorted(map(str, values))}")
+        require(
+            isinstance(values["law"], str) and isinstance(values["parameters"], dict),
+            "trial must name its law by a string and its parameters by an object",
+        )
         return cls(values["law"], Case.from_json(values["case"]), dict(values["parameters"]))
 
 

@@ -19,9 +19,10 @@ from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Descale, Operands, Sequence
 from fa3_reference.quantize import condition, quantize_qkv
 from fa3_reference.scales import SHARING, can_rotate
+from fa3verify.judging.metrics import other_bits
 from fa3verify.operations import Outputs
 from fa3verify.operations.quantize import NAMES
-from fa3verify.properties.compare import Found, close, near_truth, other_bits, same_bits, same_values, summed, within
+from fa3verify.properties.compare import Found, close, near_truth, same_bits, same_values, summed, within
 from fa3verify.properties.law import Setup, Trial, Violation, set_up
 from fa3verify.properties.transforms import part, scaled_by_power_of_two
 from fa3verify.properties.trials import Wanted, drawn, law, needs

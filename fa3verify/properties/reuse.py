@@ -2,32 +2,39 @@
 
 A call is repeated after others of its shapes that differ in data, lengths, mask or scale; in the same memory and as a
 replayed CUDA graph; after an exception and a pause; from another thread, and from two at once; with other global seeds
-and settings. What it leaves outside of its outputs is compared as well, and hundreds of small calls show a
-rare loss.
+and settings; and after the first call of a new process, which had one query and one key. What it leaves outside of its
+outputs is compared as well, and hundreds of small calls show a rare loss.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import count as count_of
 from typing import Any
 
 import numpy as np
 
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Operands
+from fa3verify.cases.case import Case
 from fa3verify.files import Json
 from fa3verify.judging import hypotheses
-from fa3verify.kernels.calls import KernelError
+from fa3verify.kernels import watch
+from fa3verify.kernels.calls import KernelError, run
 from fa3verify.kernels.handed import arranged
+from fa3verify.kernels.loading import load
+from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.record import Kernel
-from fa3verify.operations import WrongOutput
-from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, case_of, is_asked
+from fa3verify.operations import Outputs, WrongOutput
+from fa3verify.properties.addressed_calls import Stopwatch, call_of, calls, is_asked
 from fa3verify.properties.addresses import Addressed
 from fa3verify.properties.compare import same_bits, summed, within
 from fa3verify.properties.handing import asked
@@ -38,6 +45,7 @@ from fa3verify.properties.views import copied, filled, is_numpy, is_tensor
 
 NAME = "calls_leave_no_trace"
 _OFTEN = "again and again"
+_NEW = "after a first call of one key"
 _PAUSE_S = 0.3
 _SECONDS = 0.2  # of repeated calls, for each example of a campaign
 _FEW, _MANY = 3, 90  # keys
@@ -199,6 +207,29 @@ def _generators() -> dict[str, object]:
     return states | ({"torch's generator": torch.get_rng_state().numpy().tobytes()} if torch else {})
 
 
+def _after_a_first_call_of_one_key(family: list[Call], trial: Trial) -> Found:
+    """Make the calls in a process of their own, which begins with the smallest of each kind.
+
+    Kernels that compile for shapes, or plan by them, may keep what the first one was: one key needs no softmax.
+    """
+    kernel = family[0][0].kernel
+    of_one: Json = {"seqlens_q": None, "seqlens_k": None, "seqlen_q": 1, "seqlen_k": 1}
+    small = dict.fromkeys(replace(setup.problem, **of_one) for setup, _ in family if not setup.problem.cache)
+    every = [*(call_of(kernel, each) for each in small if kernel.supports(each)), *family]
+    with watch.warming(f"{NAME} {kernel.name}"), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
+        try:
+            made = own.submit(_made_by, KernelName.parse(kernel.name).base, [setup[1:] for setup, _ in every]).result()
+        except BrokenProcessPool:
+            raise KernelError("the process whose first call had one query and one key has died") from None
+    for number, ((_, due), got) in enumerate(zip(every, made, strict=True), start=1):
+        yield due.violation(f"call {number} of a new process, the first of which had one query and one key", got)
+
+
+def _made_by(reference: str, given: list[tuple[AttentionProblem, Operands, Any]]) -> list[Outputs]:
+    kernel = load(reference)
+    return [run(kernel, *each) for each in given]
+
+
 def _unasked_gradients(family: list[Call], trial: Trial) -> Found:
     """Leave out gradients of some operands, and differentiate one graph twice."""
     setup, due = family[0]
@@ -283,13 +314,13 @@ def _overlap(x: Any, y: Any) -> bool:
 def _often(family: list[Call], trial: Trial) -> Found:
     """Call as often as there is time, or as often as before: once with its arguments made anew, once with the same."""
     known = trial.integer("calls", 0, 10**9)
-    watch, limit_s = Stopwatch(), _SECONDS * trial.integer("examples", 1, 10**6)
+    stopwatch, limit_s = Stopwatch(), _SECONDS * trial.integer("examples", 1, 10**6)
     kernel = family[0][0].kernel
     setup, due = call_of(kernel, min(calls(kernel), key=work))
 
     def repeated(kernel: Callable[[], Any]) -> Any:
         first, count = kernel(), 1
-        while count < known if known else watch.seconds < limit_s:
+        while count < known if known else stopwatch.seconds < limit_s:
             count += 1
             if not all(map(_alike, _parts(kernel()), _parts(first))):
                 raise WrongOutput(f"returned something else in call {count:,} of the same arguments")
@@ -299,7 +330,7 @@ def _often(family: list[Call], trial: Trial) -> Found:
     with arranged(call=repeated):
         yield due.violation("the first of many calls", setup.run())
     for count in count_of(1):
-        if watch.seconds > 2 * limit_s:
+        if stopwatch.seconds > 2 * limit_s:
             return
         yield _again(family[count % len(family)], f"call {count:,}")
 
@@ -317,6 +348,7 @@ STEPS: Mapping[str, Callable[[list[Call], Trial], Found]] = {
     "as a CUDA graph": _as_a_graph,
     "after an exception": _after_an_exception,
     "after a pause": _after_a_pause,
+    _NEW: _after_a_first_call_of_one_key,
     "with other global seeds": _with_other_seeds,
     "without some gradients, and twice": _unasked_gradients,
     "in threads": _in_threads,
@@ -332,14 +364,16 @@ def _trials(kernel: Kernel, examples: int) -> Walk:
         left_out.add("as a CUDA graph")
     if kernel.operation != "backward" or kernel.forward != "own":
         left_out.add("without some gradients, and twice")
+    if not KernelName.parse(kernel.name).is_reference:  # another process could not find it
+        left_out.add(_NEW)
     for problem in calls(kernel):
         for name in [each for each in STEPS if each not in left_out]:
             parameters: Json = {"of": name}
             if name == _OFTEN:
                 parameters |= {"examples": examples if kernel.is_handed else 1, "calls": 0}
-            if (yield Trial(NAME, case_of(kernel, problem), parameters)):
+            if (yield Trial(NAME, Case.plain(kernel, problem), parameters)):
                 return
-        left_out |= {_OFTEN, "after a pause"}  # once is enough
+        left_out |= {_OFTEN, _NEW, "after a pause"}  # once is enough
 
 
 def _check(kernel: Kernel, trial: Trial) -> Violation | None:
@@ -353,8 +387,8 @@ REUSE_LAWS = (
     Law(
         name=NAME,
         statement="a call gives the same after others of its shapes with other data, lengths, masks and scales, in the "
-        "same memory, as a CUDA graph, after an exception and a pause, in threads, and with other seeds and settings; "
-        "it leaves nothing else changed, and is right each of hundreds of times",
+        "same memory, as a CUDA graph, after an exception, a pause and a first call of one key, in threads, and with "
+        "other seeds and settings; it leaves nothing else changed, and is right each of hundreds of times",
         kind="agreement",
         needs=is_asked,
         draw=None,

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Flaky, Unsatisfiable
 
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reference.rules import require
 from fa3verify import operations
 from fa3verify.cases.coverage import classes_of
 from fa3verify.cases.tried import SizesTried, Tried
@@ -291,8 +292,7 @@ def run_law(law: Law, kernel: Kernel, *, max_examples: int, seed: int, shrink_se
     ValueError
         If ``max_examples`` is below 1.
     """
-    if max_examples < 1:
-        raise ValueError(f"max_examples must be at least 1, got {max_examples}")
+    require(max_examples >= 1, f"max_examples must be at least 1, got {max_examples}")
     if not law.applies(kernel):
         return LawOutcome(law.name, "not_applicable", statement=law.statement, kind=law.kind)
     if not law.is_claimed(kernel):
@@ -384,14 +384,16 @@ def replay_trial(law_name: str, kernel: Kernel, trial: Trial) -> Violation | Non
         if the trial's operation or dtype is not the kernel's, or the kernel does not take the trial.
     """
     law = find_law(law_name)
-    if trial.law != law_name:
-        raise ValueError(f"the trial belongs to law {trial.law!r}, not to {law_name!r}")
-    if not law.applies(kernel):
-        raise ValueError(f"law {law_name!r} does not apply to {kernel.name}")
-    if trial.case.operation != kernel.operation:
-        raise ValueError(f"the trial is for operation {trial.case.operation}, not {kernel.operation}")
-    if trial.case.problem.dtype != kernel.dtype:
-        raise ValueError(f"the trial is for dtype {trial.case.problem.dtype}, {kernel.name} takes {kernel.dtype}")
+    require(trial.law == law_name, f"the trial belongs to law {trial.law!r}, not to {law_name!r}")
+    require(law.applies(kernel), f"law {law_name!r} does not apply to {kernel.name}")
+    require(
+        trial.case.operation == kernel.operation,
+        f"the trial is for operation {trial.case.operation}, not {kernel.operation}",
+    )
+    require(
+        trial.case.problem.dtype == kernel.dtype,
+        f"the trial is for dtype {trial.case.problem.dtype}, {kernel.name} takes {kernel.dtype}",
+    )
     try:
         return verdicts(law, kernel, trial)[0]
     except Untaken as error:

@@ -2,7 +2,7 @@
 
 The figure has bits lost of every kernel by family of inputs, and a sentence about it. Bits lost are those of
 :mod:`fa3verify.judging.bits_lost`: an ideal kernel, which rounds the exact output once, loses 0. A pair of a kernel and
-its twin says whether both have the same verdict and bits, and if not, possible reasons. Findings that a page of
+its twin says whether both have the same verdict and bits. Findings that a page of
 ``reports/findings`` explains are one card for each page; other findings are one card for each kernel and symptom.
 :mod:`fa3verify.report.atlas_page` reads the list of these pages and shows everything.
 """
@@ -10,8 +10,7 @@ its twin says whether both have the same verdict and bits, and if not, possible 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
@@ -222,10 +221,9 @@ class Twinned:
 
     @property
     def words(self) -> str:
-        """Return the verdicts of both and their different bits in words, then in what the two rows differ."""
-        verdicts = [row.entry.verdict for row in (self.kernel, self.twin)]
-        both = f"kernel {verdicts[0]}, twin {verdicts[1]}; bits unlike the twin's: {bits(self.kernel.entry)}"
-        return f"{both}; {'; '.join(_reasons(self.kernel, self.twin)) or 'no reason known'}"
+        """Return the verdicts of both and their different bits in words."""
+        verdicts = f"kernel {self.kernel.entry.verdict}, twin {self.twin.entry.verdict}"
+        return f"{verdicts}; bits unlike the twin's: {bits(self.kernel.entry)}"
 
 
 def twin_of(kernel: str) -> str:
@@ -241,28 +239,3 @@ def pairs(rows: Sequence[Judged]) -> list[Twinned]:
     """Return every kernel whose twin is among the rows; a twin judged on several machines is the first of them."""
     twins = {row.entry.name: row for row in reversed(rows)}
     return [Twinned(row, twins[name]) for row in rows if (name := twin_of(row.entry.name)) in twins]
-
-
-def _reasons(kernel: Judged, twin: Judged) -> Iterator[str]:
-    """Yield in words what only the kernel or only its twin has, the most telling first."""
-    for (fact, mine), other in zip(_facts(kernel).items(), _facts(twin).values(), strict=True):
-        for who, alone in (("kernel", mine - other), ("twin", other - mine)):
-            if alone:
-                yield f"only the {who} {fact}{', '.join(sorted(alone)).replace('_', ' ')}"
-    if kernel.version != twin.version:
-        yield f"fa3verify {kernel.version} judged the kernel and {twin.version} the twin"
-    # Numbers of a library's version that a kernel and the text of its twin's version should share.
-    libraries = [row.entry.introduction.identity.version or "" for row in (kernel, twin)]
-    numbers = [set(re.findall(r"\d+(?:\.\d+)+", library)) for library in libraries]
-    if all(numbers) and not numbers[0] & numbers[1]:
-        yield f"the kernel is of {libraries[0]}, the twin a {libraries[1]}"
-
-
-def _facts(row: Judged) -> dict[str, set[str]]:
-    """Return what a kernel raises, declares and does not claim, by the words that a sentence puts before it."""
-    entry = row.entry
-    return {
-        "": {why(symptom) for symptom in symptoms(row.findings) if symptom.severity == "no result"},
-        "declares ": set(entry.introduction.policy),
-        "does not claim ": set(entry.coverage.not_claimed if entry.coverage else ()),
-    }

@@ -1,7 +1,6 @@
-"""Make the pages of an atlas, HTML and Markdown, from stored files: atlases, and other measurements of the kernels.
+"""Make the pages of an atlas, HTML and Markdown, from stored files: atlases, and lists of known findings.
 
-Beside atlases a page takes the table of ``fa3verify compare`` (what may change without changing a bit), the curves of
-``fa3verify hunt`` and the list of known findings. Equal files give equal pages, byte for byte. ``fa3verify atlas`` and
+Equal files give equal pages, byte for byte. ``fa3verify atlas`` and
 ``fa3verify report`` call :func:`write_pages`. The tables, cards and chart are made in the modules ``atlas_*`` beside
 this one; the report of a single run is :mod:`fa3verify.report.build`.
 """
@@ -9,7 +8,6 @@ this one; the report of a single run is :mod:`fa3verify.report.build`.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,24 +15,20 @@ from pathlib import Path
 from typing import get_args
 
 from fa3_reference.problem import Dtype
-from fa3verify import operations
+from fa3_reference.rules import require
+from fa3verify import operations, records
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
-from fa3verify.files import Json, csv_rows, read_text, stored, write_text
+from fa3verify.files import parsed, read_text, stored, write_text
 from fa3verify.judging import bits_lost
 from fa3verify.report import atlas_chart
 from fa3verify.report.atlas_chart import Known
-from fa3verify.report.atlas_tables import Judged, LargestHunted, details, errors, matrices, verdicts
+from fa3verify.report.atlas_tables import Judged, details, errors, matrices, verdicts
 from fa3verify.report.build import both_pages, stylesheet
 from fa3verify.version import __version__
 
 PAGE = "atlas.html"
 KNOWN_SCHEMA = "fa3verify.known/1"
-COMPARED_SCHEMA = "fa3verify.compare/1"
-NO_KEY = "stale: no hash of the twins that were run was kept"
-HUNT_COLUMNS = ("kernel", "figure", "drawn", "ground", "seed", "problems", "largest", "output")  # that a csv must have
-HUNTED = "error / bound before the last rounding"  # the figure of a hunt that a page shows
-
 
 GLOSSARY = (
     (
@@ -86,14 +80,12 @@ GLOSSARY = (
 class Data:
     """What a page is made from; paths are relative to the page's folder.
 
-    ``sources`` are the files with their hashes, ``atlases`` pairs of a folder and an atlas. ``compared`` (results of
-    ``fa3verify compare``) and ``hunted`` are by kernel, and ``known`` are findings that have a page.
+    ``sources`` are the files with their hashes, ``atlases`` pairs of a folder and an atlas, and ``known`` are findings
+    that have a page.
     """
 
     sources: list[dict[str, str]] = field(default_factory=list)
     atlases: list[tuple[str, Run]] = field(default_factory=list)
-    compared: dict[str, list[Json]] = field(default_factory=dict)
-    hunted: dict[str, LargestHunted] = field(default_factory=dict)
     known: list[Known] = field(default_factory=list)
 
 
@@ -104,7 +96,7 @@ def write_pages(out: Path, files: Sequence[Path]) -> Path:
     ----------
     out : Path
     files : sequence of Path
-        At least one atlas; tables of ``compare``, curves of ``hunt`` and lists of known findings beside it.
+        At least one atlas; lists of known findings beside it.
 
     Raises
     ------
@@ -132,8 +124,7 @@ def read(out: Path, files: Sequence[Path]) -> Data:
         what = _take(data, where, text, str(path))
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         data.sources.append({"file": where, "link": _relative(stored(path), out), "what": what, "sha256": digest})
-    if not data.atlases:
-        raise ValueError("a page needs at least one atlas")
+    require(data.atlases, "a page needs at least one atlas")
     return data
 
 
@@ -147,55 +138,18 @@ def _take(data: Data, where: str, text: str, name: str) -> str:
 
     ``where`` is its path relative to the page, ``name`` its path in messages of a ValueError.
     """
-    if name.endswith(".csv"):
-        data.hunted |= _hunted(text, name)
-        return f"targeted search; {NO_KEY}"
-    try:
-        body = json.loads(text)
-        schema = body.get("schema") if isinstance(body, dict) else None
-        if schema == COMPARED_SCHEMA:
-            for row in body["comparisons"]:
-                data.compared.setdefault(row["kernel"], []).append(row["found"])
-            return f"what may change without changing a bit; {NO_KEY}"
-        if schema == KNOWN_SCHEMA:
-            folder = Path(where).parent
-            for row in body["known"]:
-                page = (folder / row["page"]).as_posix()
-                data.known.append(Known(page, tuple(row["kernels"]), tuple(row["findings"]), row["because"]))
-            return "findings with a page"
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{name} is damaged: it lacks {error}") from None
-    except ValueError:
-        pass  # no JSON, which atlas.parse says with the path
+    folder = Path(where).parent
+    if f'"{KNOWN_SCHEMA}"' in text:
+        body = parsed(text, KNOWN_SCHEMA, f"{name} is no list of known findings")
+        listed = records.read(list[Known], body.get("known"), name)
+        data.known += [replace(each, page=(folder / each.page).as_posix()) for each in listed]
+        return "findings with a page"
     made = atlas.parse(text, name)
-    data.atlases.append((Path(where).parent.as_posix(), made))
+    data.atlases.append((folder.as_posix(), made))
     facts = made.provenance
     git = f" ({facts.git})" if facts.git else ""
     packages = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
     return f"{made.profile}, seed {made.seed}, {made.started[:10]}, fa3verify {made.version}{git}; {packages}"
-
-
-def _hunted(text: str, name: str) -> dict[str, LargestHunted]:
-    """Return the largest error / bound that a hunt found of each kernel, and how many problems it judged.
-
-    ``text`` is the csv of ``fa3verify hunt``; ValueError, with ``name``, for any other.
-    """
-    largest: dict[str, LargestHunted] = {}
-    effort: dict[str, dict[tuple[str, str], int]] = {}
-    try:
-        for row in csv_rows(text, name, HUNT_COLUMNS):
-            if row["figure"] != HUNTED or row["drawn"] != "search":
-                continue
-            kernel = row["kernel"]
-            value = float(row["largest"])
-            known = effort.setdefault(kernel, {})
-            place = row["ground"], row["seed"]
-            known[place] = max(known.get(place, 0), int(row["problems"]))  # a curve's counts are cumulative
-            if value > (largest[kernel].value if kernel in largest else -1.0):
-                largest[kernel] = LargestHunted(value, row["output"], row["ground"], 0)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} is no table of a hunt: {error}") from None
-    return {kernel: replace(best, problems=sum(effort[kernel].values())) for kernel, best in largest.items()}
 
 
 def judged(data: Data) -> tuple[list[Judged], list[KernelRun]]:
@@ -248,8 +202,7 @@ def render(data: Data) -> dict[str, str]:
             for title, mine in groups.items()
         ],
         "kernels": [
-            details(row, data.compared, data.hunted)
-            | {"cards": [card for card in cards if any(each.row is row for each in card.found)]}
+            details(row) | {"cards": [card for card in cards if any(each.row is row for each in card.found)]}
             for row in rows
         ],
         "absent": absent,

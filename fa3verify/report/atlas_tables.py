@@ -277,27 +277,9 @@ _FAMILY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LargestHunted:
-    """The largest error / bound of a kernel that ``fa3verify hunt`` found.
-
-    It is of one output and was found on one ground, among so many problems on all grounds.
-    """
-
-    value: float
-    output: str
-    ground: str
-    problems: int
-
-
-def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping[str, LargestHunted]) -> Json:
-    """Return what the template prints about one kernel, except its findings.
-
-    ``compared`` are results of ``fa3verify compare`` and ``hunted`` of ``fa3verify hunt``, both by the kernel's name;
-    either may lack the kernel.
-    """
+def details(row: Judged) -> Json:
+    """Return what the template prints about one kernel, except its findings."""
     entry = row.entry
-    hunt = hunted.get(entry.name)
     largest = worst(entry)
     facts = asdict(entry.introduction.identity)
     replay = shlex.quote(row.path(str(largest.replay))) if largest else ""
@@ -312,11 +294,8 @@ def details(row: Judged, compared: Mapping[str, Sequence[Json]], hunted: Mapping
         else "not stated: its bound is of any order",
         "repeated": repeated(entry),
         "bits": bits(entry),
-        "invariance": [_invariance(axis) for axis in compared.get(entry.name, ())],
         "properties": _properties(entry),
         "losses": [_loss(loss) for loss in entry.loss or ()],
-        "hunt": hunt
-        and f"{number(hunt.value)} ({hunt.output}, ground {hunt.ground}), {count(hunt.problems)} problems searched",
         "families": PageTable(row.label, row.label, _FAMILY, _families(entry)),
         "replay": largest and f"fa3verify replay {replay} --family {shlex.quote(largest.family)}",
         "file": largest and row.path(str(largest.replay)),
@@ -340,15 +319,6 @@ def _tried(entry: KernelRun) -> str:
     tried = sum(kind.tried for kind in kinds)
     claimed = sum(kind.claimed for kind in kinds)
     return f"{tried} of {claimed} classes that it claims"
-
-
-def _invariance(found: Json) -> str:
-    """Return in words whether bits stayed equal along one axis of ``fa3verify compare``."""
-    if found.get("refused"):
-        return f"{found['what']}: not tried, {found['refused']}"
-    if found.get("first"):
-        return f"{found['what']}: differs, first at {found['value']}: {found['because']}"
-    return f"{found['what']}: equal bits over {count(found['outputs'])} outputs"
 
 
 def _properties(entry: KernelRun) -> dict[str, list[str]]:

@@ -40,11 +40,10 @@ DATA = "run.nc"
 SUMMARY = "summary.json"
 PAGE = "report.html"
 MARKDOWN = "report.md"
-TEXT = "report.txt"
 
 
 def write_report(out: Path, run: Run) -> Path:
-    """Write ``run.nc``, ``summary.json``, ``report.html``, ``report.md`` and ``report.txt`` into a folder.
+    """Write ``run.nc``, ``summary.json``, ``report.html`` and ``report.md`` into a folder.
 
     Parameters
     ----------
@@ -84,7 +83,6 @@ def _write_pages(out: Path, tree: xr.DataTree) -> Path:
     run = dataset.from_tree(tree)
     pages = render(run, str(tree.attrs["content_sha256"]))
     write_text(out / MARKDOWN, pages[MARKDOWN])
-    write_text(out / TEXT, words.page(run))
     write_text(out / PAGE, pages[PAGE])
     write_text(out / SUMMARY, json_text(dataset.summary_of(tree)))
     return out / PAGE

@@ -7,6 +7,7 @@ They draw a :class:`fa3verify.judging.sketch.Sketch` as SVG with the parts of :m
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -192,8 +193,9 @@ def _map(worst: WorstHead) -> Picture:
     step_x = 260 / wide
     body = f'<g transform="translate(30 6) scale({step_x:.4f} {step_y:.4f})" shape-rendering="crispEdges">'
     for level, colour in enumerate(_MAP_COLOURS):
-        path = "".join(_runs(rows, str(level)))
-        if path:
+        # Strokes over neighbouring cells of this class.
+        strokes = ((y, found) for y, row in enumerate(rows) for found in re.finditer(f"{level}+", row))
+        if path := "".join(f"M{found.start()} {y}.5h{len(found[0])}" for y, found in strokes):
             body += f'<path d="{path}" stroke="var({colour})" stroke-width="1.02" fill="none"/>'
     body += "</g>"
     x = 30 + (worst.channel + 0.5) / worst.channels * 260
@@ -207,21 +209,6 @@ def _map(worst: WorstHead) -> Picture:
     alt = f"error / bound of head {worst.head} of the worst case, query by channel"
     words = f"head {worst.head} of the worst case, query by channel; orange and red leave the bound; circled: the worst"
     return Picture(drawing.svg(body, alt, (300, 232)), words)
-
-
-def _runs(rows: Sequence[str], level: str) -> list[str]:
-    """Return horizontal strokes over neighbouring cells of the class ``level``, a digit."""
-    strokes = []
-    for y, row in enumerate(rows):
-        x = 0
-        while x < len(row):
-            end = x
-            while end < len(row) and row[end] == level:
-                end += 1
-            if end > x:
-                strokes.append(f"M{x} {y}.5h{end - x}")
-            x = max(end, x + 1)
-    return strokes
 
 
 def _heads(worst: WorstHead) -> Picture:

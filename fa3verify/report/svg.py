@@ -65,6 +65,14 @@ STYLE: dict[Any, Any] = {
     "savefig.facecolor": "none",
 }
 
+# What matplotlib writes for a file of its own, and what stands for it on a page, in turn.
+_NOT_OF_A_PAGE = (
+    (r"<metadata>.*?</metadata>|<!--.*?-->", ""),
+    (r"font: (?:[\w ]*? )?([\d.]+px) [^;\"]*", r"font-size: \1"),
+    (r"font-family: [^;\"]*;?", ""),
+    ("xlink:href", "href"),
+)
+
 
 def colour(kernel: str) -> str:
     """Return the colour of a kernel: faulty twins share one, and so do kernels that ``_KERNELS`` does not name."""
@@ -94,14 +102,8 @@ def render(figure: Figure, name: str, alt: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r"font: (?:[\w ]*? )?([\d.]+px) [^;\"]*", r"font-size: \1", text)
-    text = re.sub(r"font-family: [^;\"]*;?", "", text)
-    text = text.replace("xlink:href", "href")
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r"url\(#", f"url(#{name}-", text)
-    text = re.sub(r'href="#', f'href="#{name}-', text)
+    for pattern, instead in (*_NOT_OF_A_PAGE, (r'(\bid="|\burl\(#|\bhref="#)', rf"\g<1>{name}-")):
+        text = re.sub(pattern, instead, text, flags=re.DOTALL)
     text = _without_idle_words(text)
     for sentinel, variable in _CSS.items():
         text = text.replace(sentinel, variable)

@@ -1,19 +1,16 @@
-"""A verdict as plain text: one sentence to paste, the page ``report.txt``, and the line about bits lost.
+"""A verdict as plain text: one sentence to paste, and the line about bits lost.
 
-:mod:`fa3verify.report.build` writes the page, with a line for each kernel as LAPACK's tests print them; the terminal
-(:mod:`fa3verify.cli.console`) prints :func:`bits_line`.
+Reports have the sentence, and the terminal (:mod:`fa3verify.cli.console`) prints :func:`bits_line`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fa3verify.campaign.findings import symptoms
 from fa3verify.campaign.run import KernelRun, Run
-from fa3verify.cases import tried
 from fa3verify.judging.bits_lost import BitsLost, bits_text
-from fa3verify.judging.verdict import PARTS, ratio_text
+from fa3verify.judging.verdict import ratio_text
 from fa3verify.text import plural
 
 _SHOWN = 4  # the most kernels that one line names
@@ -35,37 +32,6 @@ def sentence(run: Run) -> str:
         f"{outputs:,} outputs; largest error / bound {_largest(kernels)}, bits {bits.partition(':')[0]}; profile "
         f"{run.profile}, seed {run.seed}, {run.started[:10]}."
     )
-
-
-def page(run: Run) -> str:
-    """Return the page of plain text: the sentence, the parts of the verdict, a line for each kernel, and symptoms."""
-    lines = [sentence(run), ""]
-    lines += [f"{PARTS.get(key, key):<12}{status}" for key, status in run.layers.items()]
-    head = f"{'kernel':<32}{'verdict':<14}{'cases':>8}{'outputs':>14}  {'error/bound':<12}{'properties failed':<18}"
-    lines += ["", head.rstrip(), "-" * len(head.rstrip())]
-    for kernel in run.kernels:
-        statuses = Counter(law.status for law in kernel.laws)
-        failed = f"{statuses['fail']} of {statuses['fail'] + statuses['pass']}"
-        counted = f"{kernel.cases:>8,}{kernel.outputs:>14,}"
-        lines.append(f"{kernel.name:<32}{kernel.verdict:<14}{counted}  {_largest([kernel]):<12}{failed}")
-    lines += [f"\n{kernel.name}: {kernel.assumption}" for kernel in run.kernels if kernel.assumption]
-    if rests_on := tried.line([kernel.tried for kernel in run.kernels]):
-        lines += ["", rests_on]
-    for shown in symptoms(run.failures):
-        first = shown.first
-        lines += ["", f"{shown.severity.upper()}: {first.kernel}, {first.what.told}", f"  {first.message}"]
-        beside = (
-            ("raised at: ", first.traceback and first.traceback["frame"]),
-            ("found as well by: ", shown.elsewhere),
-            ("fa3verify replay ", first.replay and f"{first.replay}    # from the folder of this file"),
-        )
-        lines += [f"  {head}{text}" for head, text in beside if text]
-    for asked in run.questions:
-        lines += ["", f"QUESTION: {asked.seen.kernel}: {asked.meaning}", f"  {asked.seen.message}"]
-        lines += [f"  elsewhere: {asked.public}", f"  {asked.answer}"]
-        if asked.seen.replay:
-            lines.append(f"  fa3verify replay {asked.seen.replay}    # from the folder of this file")
-    return "\n".join(lines) + "\n"
 
 
 def _largest(kernels: Sequence[KernelRun]) -> str:

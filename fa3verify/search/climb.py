@@ -33,18 +33,15 @@ class Findings:
     """Holds what a search has met.
 
     ``best`` has the largest figure of everything that is recorded, ``curve`` every rise of one as (problems, CPU
-    seconds, name, figure), ``violations`` the first input beyond the limit of every cause; ``above_1`` counts outputs
-    beyond it. A problem is one query with keys of its own, or a whole case where cases are drawn. ``cpu_s`` is 0 where
-    nobody takes the time.
+    seconds, name, figure). A problem is one query with keys of its own, or a whole case where cases are drawn.
+    ``cpu_s`` is 0 where nobody takes the time.
     """
 
     problems: int = 0
     generations: int = 0
     restarts: int = 0
-    above_1: int = 0
     cpu_s: float = 0.0
     best: dict[str, Find] = field(default_factory=dict)
-    violations: dict[str, Find] = field(default_factory=dict)
     curve: list[tuple[int, float, str, float]] = field(default_factory=list)
 
     def height(self, name: str) -> float:
@@ -66,8 +63,7 @@ class Findings:
         for name, find in other.best.items():
             if name not in self.best or find.value > self.best[name].value:
                 self.best[name] = replace(find, problems=began + find.problems)
-        self.violations = other.violations | self.violations
-        for name in ("problems", "generations", "restarts", "above_1", "cpu_s"):
+        for name in ("problems", "generations", "restarts", "cpu_s"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
@@ -154,7 +150,6 @@ class Search(ABC):
     individual: ClassVar[Callable[[Json], tuple[Any, Place]]]  # reads what a colony wrote of one
     MUTATIONS: ClassVar[Sequence[Sequence[Callable]]]  # of the genes of each axis
     AGAIN: ClassVar[float]  # how often a child has two mutations
-    VIOLATED: ClassVar[tuple[str, ...]]  # the figures that say whether a limit is exceeded
 
     def __init__(
         self,
@@ -207,14 +202,6 @@ class Search(ABC):
     @abstractmethod
     def restart(self) -> None:
         """Begin with another colony: of normal inputs, or with the best of the archive among them."""
-
-    @abstractmethod
-    def suspects(self, beyond: np.ndarray) -> np.ndarray:
-        """Return the places, among those beyond the limit, whose individuals are judged alone."""
-
-    @abstractmethod
-    def cause(self, colony: Any, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
-        """Return the name of a violation's cause, and the names of figures of which the largest is its size."""
 
     def begin(self, parents: Any) -> None:
         """Start with a colony and with the next objective, at height 0."""
@@ -274,30 +261,16 @@ class Search(ABC):
         return colony, tried
 
     def record(self, colony: Any, ratios: Ratios) -> None:
-        """Keep the largest ratios, and one violation of every cause; each is judged alone before it counts."""
+        """Keep the largest figures, which may be infinite; each is judged alone before it counts."""
         for name in self.judge.records:
             ratio = self.figures(ratios, name)
-            ratio = np.where(np.isfinite(ratio), ratio, 0.0)
+            ratio = np.where(np.isnan(ratio), 0.0, ratio)
             place = place_of_largest(ratio)
             if ratio[place[: ratio.ndim]] > self.found.height(name):
                 lone, there = colony.alone(place)
                 alone = self.judge.told(lone, there, name)
-                if 0 < alone < np.inf:
+                if alone > 0:
                     self.found.meet(name, alone, lambda lone=lone, there=there: lone.to_json(there))
-        for name in self.VIOLATED:
-            beyond = np.argwhere(~(ratios[name] <= self.judge.limit))
-            self.found.above_1 += len(beyond)
-            for index in self.suspects(beyond):
-                self._violation(colony, name, (int(index[0]), int(index[-1]) if len(index) == 2 else 0))
-
-    def _violation(self, colony: Any, name: str, place: Place) -> None:
-        cause, names = self.cause(colony, name, place)
-        if cause in self.found.violations:
-            return
-        lone, there = colony.alone(place)
-        ratio = max(self.judge.told(lone, there, each) for each in names)
-        if ratio > self.judge.limit:
-            self.found.violations[cause] = Find(ratio, self.found.problems, lone.to_json(there))
 
     def next_objective(self) -> tuple[str, bool]:
         return self.judge.objectives[self.found.restarts % len(self.judge.objectives)]

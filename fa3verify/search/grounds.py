@@ -169,8 +169,6 @@ def _evolve(run: ForwardSearch, problems: int, seconds: float) -> Findings:
         watch.trying("a generation", lambda: {"island": asdict(run.island), "generation": found.generations})
         run.generation()
         found.cpu_s = time.process_time() - began
-        for find in found.violations.values():  # an infinite figure is kept as a violation only: add it to the best
-            found.meet("out", find.value, lambda find=find: find.content)
     return found
 
 

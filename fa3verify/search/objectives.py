@@ -27,6 +27,7 @@ from fa3verify.files import Json
 from fa3verify.inputs.recipe import FAMILIES
 from fa3verify.judging import gate, hypotheses
 from fa3verify.judging.judgement import judge
+from fa3verify.judging.metrics import other_bits
 from fa3verify.kernels import calls, twins
 from fa3verify.kernels.names import KernelName
 from fa3verify.kernels.policy import freed
@@ -232,11 +233,10 @@ class Difference(Objective):
         fmt = FORMATS[output.format(config)]
         x = a.astype(np.float64)
         y = b.astype(np.float64)
-        bits = f"u{a.dtype.itemsize}"
-        same = (a.view(bits) == b.view(bits)) | (np.isnan(x) & np.isnan(y))
         with np.errstate(all="ignore"):
             away = np.abs(x - y) / ulp(np.maximum(np.abs(x), np.abs(y)), fmt)
-        return np.where(same, 0.0, np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf))
+        figures = np.where(np.isfinite(away), np.maximum(away, LEAST_DIFFERENCE), np.inf)
+        return np.where(other_bits(a, b), figures, 0.0)
 
     def of_colonies(self, kernel: Kernel) -> Judge | None:
         """Return what judges by the difference of two forward kernels.

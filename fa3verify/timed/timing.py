@@ -11,12 +11,12 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-BY_GRAPH = "CUDA graph"
 LAUNCHES = 3  # launches of one burst, at least
 BURST_MS = 1.0  # a burst lasts at least so long: an SM's clock may tick in steps of 1 us, which is then 0.1 %
 DUTY = 0.03  # largest fraction of the time that bursts may fill: 9 ms of 0.3 s
@@ -47,9 +47,7 @@ def cycles(burst: LaunchTime) -> float:
 class Timed(Protocol):
     """A prepared launch."""
 
-    timed_by: str
-
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
+    def time(self, launches: int, probe: Callable[[], None] = ..., repeats: int = 1) -> LaunchTime:
         """Run ``launches`` back to back ``repeats`` times; ``probe`` is called while they run."""
         ...
 
@@ -64,61 +62,45 @@ class Pace:
     pause_s: float = 0.3
 
 
-@dataclass(slots=True)
-class Times:
-    """Holds the time of every burst and sustained run, with the SM clock in MHz that the driver reported during it."""
-
-    bursts: list[LaunchTime] = field(default_factory=list)
-    burst_driver_mhz: list[float] = field(default_factory=list)
-    sustained: list[LaunchTime] = field(default_factory=list)
-    sustained_driver_mhz: list[float] = field(default_factory=list)
-    sustained_w: list[float] = field(default_factory=list)
-
-
 def measure(
     runs: Mapping[str, Timed],
     pace: Pace,
-    clock: Clock,
+    probe: Callable[[str], None] = lambda name: None,
     sleep: Callable[[float], None] = time.sleep,
-) -> dict[str, Times]:
+) -> dict[str, list[LaunchTime]]:
     """Time every run in interleaved cool bursts.
 
     Parameters
     ----------
     runs : mapping of name to Timed
     pace : Pace
-    clock : Clock
-        Read while a run is under way.
+    probe : callable
+        Called with the name of a run while a burst of it is under way.
     sleep : callable
         Replaced in tests.
 
     Returns
     -------
-    dict of name to Times
+    dict of name to list of LaunchTime
     """
-    times = {name: Times() for name in runs}
+    bursts: dict[str, list[LaunchTime]] = {name: [] for name in runs}
     launches = {name: _burst_launches(run) for name, run in runs.items()} if pace.rounds else {}
     pause = pace.pause_s
     for _ in range(pace.rounds):
         for name, run in runs.items():
             sleep(pause)
-            record = times[name]
-            probe = lambda record=record: record.burst_driver_mhz.append(clock())  # noqa: E731
-            record.bursts.append(run.time(launches[name], probe))
-            pause = min(pace.pause_s, launches[name] * record.bursts[-1].ms / 1e3 / DUTY)
-    return times
+            burst = run.time(launches[name], partial(probe, name))
+            bursts[name].append(burst)
+            pause = min(pace.pause_s, launches[name] * burst.ms / 1e3 / DUTY)
+    return bursts
 
 
 def _burst_launches(run: Timed) -> int:
     """Return how many launches last :data:`BURST_MS`. Running them captures their graph now, not in the first round."""
-    launches = max(LAUNCHES, math.ceil(BURST_MS / run.time(LAUNCHES, no_probe).ms))
+    launches = max(LAUNCHES, math.ceil(BURST_MS / run.time(LAUNCHES).ms))
     if launches > LAUNCHES:
-        run.time(launches, no_probe)
+        run.time(launches)
     return launches
-
-
-def no_probe() -> None:
-    """Nothing to read."""
 
 
 def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
@@ -140,29 +122,6 @@ def sm_mhz(before: np.ndarray, after: np.ndarray) -> float:
     seen = (before[:, 1] > 0) & (after[:, 1] > before[:, 1])
     cycles, time_ns = (after - before)[seen].T
     return float(np.median(cycles / time_ns) * 1e3) if seen.any() else math.nan
-
-
-class Clock:
-    """Reads the driver's figures of torch's first GPU: the SM clock in MHz when called, ``energy_j()`` used in joules.
-
-    NVML is asked if its bindings are installed; else nvidia-smi gives the clock, and the energy is NaN.
-    """
-
-    def __init__(self) -> None:
-        try:
-            import pynvml as nvml  # pyright: ignore[reportMissingImports] (optional: nvidia-smi is slower)
-        except ImportError:
-            self._read = lambda: float(query("clocks.sm"))
-            self.energy_j = lambda: math.nan
-            return
-        nvml.nvmlInit()
-        name = device_name()
-        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
-        self._read = lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        self.energy_j = lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-
-    def __call__(self) -> float:
-        return self._read()
 
 
 def device_name() -> str:

@@ -1,8 +1,8 @@
 """The kernels as a library: FlashAttention-3's functions, differentiable, for Hopper GPUs.
 
-Users import these functions from :mod:`fa3_kernels`. The one for caches stands in :mod:`fa3_kernels.cached`; the launch
-itself, which checks tensors and starts kernels, in :mod:`fa3_kernels.gluon.launch`. An argument that the kernels do not
-support raises a ValueError of one line and is never ignored.
+Those for caches stand in :mod:`fa3_kernels.cached`; the launch itself, which checks tensors and starts kernels, in
+:mod:`fa3_kernels.gluon.launch`. An argument that the kernels do not support raises a ValueError of one line and is
+never ignored. With ``sys.modules["flash_attn_interface"] = fa3_kernels.api`` programs for FlashAttention-3 find them.
 
 A call takes one of three ways. Traced code (torch.compile, fake tensors) sees the torch operators of
 :mod:`fa3_kernels.operators`. A call that wants a gradient goes through the autograd function of that module. All other
@@ -16,24 +16,29 @@ from typing import Any
 import torch
 
 from fa3_kernels.cached import flash_attn_with_kvcache
-from fa3_kernels.gluon.arguments import packed_by
+from fa3_kernels.gluon.arguments import Packed, packed_by, with_used
 from fa3_kernels.gluon.launch import forward
-from fa3_kernels.gluon.launch_backward import check_differentiable
+from fa3_kernels.merging import flash_attn_combine
 from fa3_kernels.operators import (
     PROMOTION_INTERVAL,
-    Attention,
-    descales_of,
+    contiguous,
     factors_of,
-    forward_op,
-    forward_varlen_op,
-    inference_op,
-    inference_varlen_op,
-    is_traced,
-    options_of,
+    of_forward,
+    recorded,
     refuse,
+    returned,
+    wants_gradient,
 )
+from fa3_kernels.scheduler import get_scheduler_metadata
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
 
 
 def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
@@ -57,16 +62,18 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     *,
     descale_blocks: tuple[int, int, int] = (0, 0, 0),
     promotion_interval: int = PROMOTION_INTERVAL,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention with FlashAttention-3's signature, layout and conventions.
 
-    Gradients of q, k and v are computed for float16 and bfloat16 with head_dim of at most
-    :data:`fa3_kernels.gluon.launch_backward.MAX_HEAD_DIM`, under every mask, with a softcap and for grouped heads.
+    Gradients of q, k and v are computed for float16 and bfloat16, under every mask, with a softcap and for grouped
+    heads.
 
     Parameters
     ----------
     q : float16, bfloat16 or float8_e4m3fn (batch, seqlen_q, nheads, head_dim), on a Hopper GPU
-        head_dim at most 256, a multiple of 16 bytes; last dimension contiguous, other strides multiples of 16 bytes.
+        head_dim at most 256, a multiple of 16 bytes. A tensor whose last dimension is not contiguous is copied; other
+        strides are multiples of 16 bytes.
     k, v : same dtype (batch, seqlen_k, nheads_kv, head_dim or head_dim_v)
         Keys and values; nheads is a multiple of nheads_kv.
     softmax_scale : float, optional
@@ -76,12 +83,12 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     qv : None
         Refused unless None.
     q_descale, k_descale, v_descale : float32 (batch, nheads_kv), or float, optional
-        FP8 only: multiply to dequantise; 1 by default. With ``descale_blocks`` (batch, heads, blocks). A number holds
-        for the whole operand, as a checkpoint states it for a layer.
+        FP8 only, and ignored elsewhere: multiply to dequantise; 1 by default. With ``descale_blocks`` (batch, heads,
+        blocks). A number holds for the whole operand, as a checkpoint states it for a layer.
     window_size : (int, int)
         Keys visible left and right of the diagonal, inclusive; -1 is unlimited.
     attention_chunk : int
-        Refused unless 0.
+        Keys of a chunk, 0 for none: a query sees no key outside the one that holds its diagonal. It has no gradient.
     softcap : float
         c > 0 replaces scores x by c * tanh(x / c).
     num_splits : int
@@ -92,7 +99,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
         Whether the backward adds the parts of dQ in a fixed order, so that a call repeats bit for bit. The forward, dK
         and dV always do.
     sm_margin : int
-        Refused unless 0.
+        Multiprocessors that the kernels leave to others.
     return_attn_probs : bool
         Whether lse is returned as well, as upstream does under this name. Unlike upstream's it has gradients.
     descale_blocks : (int, int, int)
@@ -100,6 +107,9 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     promotion_interval : int
         Not upstream's. FP8 only: keys after which P V is added to fp32; 0 chains as upstream does, which loses
         long-context output.
+    out : like the result, optional
+        Not upstream's. The output is copied into it, and it is returned. Only where no gradient is wanted and nothing
+        is traced.
 
     Returns
     -------
@@ -112,8 +122,7 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     Raises
     ------
     ValueError
-        For anything the kernels do not take, in one line; where a gradient is wanted that none computes, before the
-        forward is run.
+        For anything the kernels do not take, in one line; for a gradient that none computes in the backward.
 
     Notes
     -----
@@ -128,32 +137,22 @@ def flash_attn_func(  # noqa: PLR0913 (upstream's signature)
     >>> flash_attn_func(x, x, x, causal=True).shape  # doctest: +SKIP
     torch.Size([2, 1024, 8, 64])
     """
-    refuse(qv, attention_chunk, sm_margin)
+    refuse(qv)
+    options = (
+        softmax_scale,
+        causal,
+        *map(int, window_size),
+        softcap,
+        num_splits,
+        pack_gqa,
+        list(descale_blocks),
+        promotion_interval,
+        deterministic,
+        sm_margin,
+        attention_chunk,
+    )
     factors = factors_of(q_descale, k_descale, v_descale, k)
-    descales = descales_of(*factors, descale_blocks)
-    if run := _recorded(q, k, v, forward_op, inference_op):
-        out, lse = run(
-            q,
-            k,
-            v,
-            *factors,
-            softmax_scale,
-            causal,
-            *window_size,
-            softcap,
-            num_splits,
-            pack_gqa,
-            list(descale_blocks),
-            promotion_interval,
-            deterministic,
-        )
-    else:
-        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
-        semantics, choices = options_of(
-            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
-        )
-        out, lse = forward(q, k, v, semantics, choices, descales=descales, needs_lse=return_attn_probs)
-    return (out, lse) if return_attn_probs else out
+    return _attend((q, k, v), None, (*factors, *options), return_attn_probs, out=out)
 
 
 def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
@@ -183,6 +182,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     *,
     descale_blocks: tuple[int, int, int] = (0, 0, 0),
     promotion_interval: int = PROMOTION_INTERVAL,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences with FlashAttention-3's signature; see :func:`flash_attn_func`.
 
@@ -198,8 +199,9 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     max_seqlen_q, max_seqlen_k : int
         At least the longest sequence. Not checked, for that would take a wait: rows beyond are not computed. A tensor
         of one integer is waited for where it is on the GPU.
-    seqused_q, seqused_k : None
-        Refused unless None.
+    seqused_q, seqused_k : int32 (batch,), optional
+        Rows of every sequence that count, from its start; the diagonal is aligned with their ends. Queries behind them
+        have out 0, lse -inf and gradient 0, keys behind them are not seen and have gradient 0.
     softmax_scale : float, optional
         1 / sqrt(head_dim) by default; > 0.
     causal : bool
@@ -211,7 +213,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     window_size : (int, int)
         Keys visible left and right of the diagonal, inclusive; -1 is unlimited.
     attention_chunk : int
-        Refused unless 0.
+        Keys of a chunk, 0 for none: a query sees no key outside the one that holds its diagonal. It has no gradient.
     softcap : float
         c > 0 replaces scores x by c * tanh(x / c).
     num_splits : int
@@ -221,13 +223,17 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     deterministic : bool
         Whether the backward adds the parts of dQ in a fixed order.
     sm_margin : int
-        Refused unless 0.
+        Multiprocessors that the kernels leave to others.
     return_attn_probs : bool
         Whether lse is returned as well.
     descale_blocks : (int, int, int)
         Not upstream's. Rows per block of the q, k and v descales; 0 is one factor per sequence and kv head.
     promotion_interval : int
         Not upstream's. FP8 only: keys after which P V is added to fp32; 0 chains as upstream does.
+    sinks : float32 (nheads,), optional
+        Not upstream's. As of :func:`fa3_kernels.cached.flash_attn_with_kvcache`, under the same rule as ``out``.
+    out : like the result, optional
+        Not upstream's. As of :func:`flash_attn_func`.
 
     Returns
     -------
@@ -249,48 +255,133 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     >>> flash_attn_varlen_func(x, x, x, starts, starts, 200, 200, causal=True).shape  # doctest: +SKIP
     torch.Size([300, 8, 64])
     """
-    refuse(qv, attention_chunk, sm_margin, seqused_q=seqused_q, seqused_k=seqused_k)
-    packed = packed_by(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    refuse(qv)
+    options = (
+        softmax_scale,
+        causal,
+        *map(int, window_size),
+        softcap,
+        num_splits,
+        pack_gqa,
+        list(descale_blocks),
+        promotion_interval,
+        deterministic,
+        sm_margin,
+        attention_chunk,
+    )
+    given = packed_by(contiguous(cu_seqlens_q), contiguous(cu_seqlens_k), max_seqlen_q, max_seqlen_k)
+    packed, parts = with_used(q, given, seqused_q, seqused_k)
     factors = factors_of(q_descale, k_descale, v_descale, k, cu_seqlens_q)
-    descales = descales_of(*factors, descale_blocks)
-    if run := _recorded(q, k, v, forward_varlen_op, inference_varlen_op):
-        out, lse = run(
-            q,
-            k,
-            v,
-            *packed,
-            *factors,
-            softmax_scale,
-            causal,
-            *window_size,
-            softcap,
-            num_splits,
-            pack_gqa,
-            list(descale_blocks),
-            promotion_interval,
-            deterministic,
-        )
-    else:
-        interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
-        semantics, choices = options_of(
-            softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval
-        )
-        out, lse = forward(q, k, v, semantics, choices, descales=descales, packed=packed, needs_lse=return_attn_probs)
-    return (out, lse) if return_attn_probs else out
+    if parts > 1:
+        factors = tuple(x if x is None else x.repeat_interleave(parts, 0) for x in factors)
+    return _attend((q, k, v), packed, (*factors, *options), return_attn_probs, sinks=sinks, out=out)
 
 
-def _recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Any, inference: Any) -> Any:
-    """Return the function through which a graph or autograd sees the call; None where the launch is called directly.
+def flash_attn_qkvpacked_func(  # noqa: PLR0913 (upstream's signature)
+    qkv: torch.Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: torch.Tensor | float | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of :func:`flash_attn_func` for q, k and v in one tensor, whose gradient is one tensor, too.
 
-    ``forward`` is the operator with a gradient, ``inference`` the one without. torch.compile may use ``inference`` for
-    operands that want no gradient, as it traces again for those that do. All other graphs, such as exported ones, are
-    run for operands of both kinds and have ``forward``. ValueError where a gradient is wanted that no kernel computes.
+    Parameters
+    ----------
+    qkv : float16, bfloat16 or float8_e4m3fn (batch, seqlen, 3, nheads, head_dim), on a Hopper GPU
+        Or (batch, seqlen, nheads + 2 nheads_kv, head_dim) with ``num_heads_q``: heads of q, then of k, then of v.
+    softmax_scale : float, optional
+        This and all others but ``num_heads_q`` as of :func:`flash_attn_func`.
+    causal : bool
+        See there.
+    q_descale, k_descale, v_descale : float32 (batch, nheads_kv), or float, optional
+        See there.
+    window_size : (int, int)
+        See there.
+    attention_chunk : int
+        See there.
+    softcap : float
+        See there.
+    deterministic : bool
+        See there.
+    num_heads_q : int, optional
+        nheads, where the heads lie in one dimension.
+    sm_margin : int
+        See there.
+    return_attn_probs : bool
+        See there.
+
+    Returns
+    -------
+    out : float16 or bfloat16 (batch, seqlen, nheads, head_dim)
+        Or out and lse, as of :func:`flash_attn_func`.
+
+    Raises
+    ------
+    ValueError
+        For another shape, and as :func:`flash_attn_func`.
+
+    Examples
+    --------
+    >>> x = torch.randn(2, 64, 3, 8, 64, dtype=torch.bfloat16, device="cuda")  # doctest: +SKIP
+    >>> flash_attn_qkvpacked_func(x, causal=True).shape  # doctest: +SKIP
+    torch.Size([2, 64, 8, 64])
     """
-    wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if wants_gradient:
-        check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
-    if is_traced(q):
-        if wants_gradient or torch.compiler._is_exporting_flag:  # is_exporting() is True in all that torch 2.11 traces
-            return forward
-        return inference if torch.compiler.is_dynamo_compiling() else forward
-    return Attention.apply if wants_gradient else None
+    if qkv.ndim == 5 and qkv.shape[2] == 3:
+        q, k, v = qkv.unbind(2)
+    elif qkv.ndim == 4 and num_heads_q is not None and (rest := qkv.shape[2] - num_heads_q) > 0 and rest % 2 == 0:
+        q, k, v = qkv.split([num_heads_q, rest // 2, rest // 2], 2)
+    else:
+        given = f"{tuple(qkv.shape)} with num_heads_q {num_heads_q}"
+        raise ValueError(f"qkv must be (batch, seqlen, 3, nheads, head_dim) or all heads in one dimension, got {given}")
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        window_size=window_size,
+        attention_chunk=attention_chunk,
+        softcap=softcap,
+        deterministic=deterministic,
+        sm_margin=sm_margin,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def _attend(
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    packed: Packed | None,
+    rest: tuple[Any, ...],
+    needs_lse: bool,
+    *,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Run a forward, and return out, or out and lse; ``rest`` are descales and options in the order of the operators'
+    schema.
+    """
+    q, k, v = map(contiguous, operands)
+    run = recorded(q, k, v, is_packed=packed is not None)
+    if (sinks is not None or out is not None) and (run or (sinks is not None and wants_gradient(sinks))):
+        raise ValueError("sinks and out are for calls that are not traced and want no gradient, as under no_grad()")
+    if run:
+        found, lse = run(q, k, v, *(packed or ()), *rest)
+    else:
+        semantics, choices, descales, _ = of_forward(q, rest)
+        found, lse = forward(
+            q, k, v, semantics, choices, descales=descales, packed=packed, sinks=sinks, needs_lse=needs_lse
+        )
+        found = returned(found, out)
+    return (found, lse) if needs_lse else found

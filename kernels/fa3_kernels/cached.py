@@ -16,12 +16,22 @@ import torch
 from fa3_kernels.gluon.arguments import Paged, whole
 from fa3_kernels.gluon.launch import forward
 from fa3_kernels.gluon.launch_append import append
-from fa3_kernels.operators import PROMOTION_INTERVAL, descales_of, factors_of, options_of, refuse
+from fa3_kernels.operators import (
+    PROMOTION_INTERVAL,
+    WithoutGradient,
+    contiguous,
+    descales_of,
+    factors_of,
+    options_of,
+    refuse,
+    returned,
+    wants_gradient,
+)
 from fa3_kernels.plan.request import ONE_PAGE
 
 
 @lru_cache(maxsize=256)
-def _numbers(first: int, step: int, count: int, device: torch.device) -> torch.Tensor:
+def numbers(first: int, step: int, count: int, device: torch.device) -> torch.Tensor:
     """Return ``first``, ``first + step``, ... as int32 (count,) on a device; kept for all calls with these arguments.
 
     RuntimeError while a CUDA graph is captured and the numbers are not on the GPU yet: a copy cannot be captured.
@@ -48,7 +58,7 @@ def _queries(
             f"q must be (batch, seqlen_q, nheads, head_dim), or packed with cu_seqlens_q, got {(*q.shape,)}"
         )
     batch, seqlen_q = q.shape[:2]
-    return _numbers(0, seqlen_q, batch + 1, q.device), batch, seqlen_q
+    return numbers(0, seqlen_q, batch + 1, q.device), batch, seqlen_q
 
 
 def _paged(
@@ -59,12 +69,13 @@ def _paged(
     page_table: torch.Tensor | None,
     cache_batch_idx: torch.Tensor | None,
     cache_leftpad: torch.Tensor | None,
+    schedule: torch.Tensor | None,
 ) -> Paged:
     """Return where the queries and the keys of a cache are, as the launch takes it.
 
     Without a page table every sequence has one page: its row of the cache. ``cache_seqlens`` None means as many keys as
     the cache has room for, ``cache_leftpad`` None that keys begin at 0, ``max_seqlen_k`` None that any number of keys
-    with room may come. ValueError for a cache or a table of another rank, and for leftpad beside a page table.
+    with room may come. ValueError for a cache or a table of another rank.
     """
     starts, batch, longest_q = queries
     device = starts.device
@@ -72,24 +83,24 @@ def _paged(
         raise ValueError(f"k_cache must be (batch or pages, rows, nheads_kv, head_dim), got {(*k_cache.shape,)}")
     page_size = room = k_cache.shape[1]  # room: keys of a sequence that the cache can hold
     if page_table is None:
-        rows = _numbers(0, 1, batch, device) if cache_batch_idx is None else cache_batch_idx
+        rows = numbers(0, 1, batch, device) if cache_batch_idx is None else cache_batch_idx
         page_table = rows[:, None]
         page_size = ONE_PAGE
     else:
         if page_table.ndim != 2:
             raise ValueError(f"page_table must be int32 (batch, entries), got {(*page_table.shape,)}")
-        if cache_leftpad is not None:
-            raise ValueError("cache_leftpad is not supported with a page_table, pass None")
         if cache_batch_idx is not None:
             page_table = page_table.index_select(0, cache_batch_idx)
         room *= page_table.shape[-1]
     if cache_seqlens is None:
-        cache_seqlens = _numbers(room, 0, batch, device)
-    elif not isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = numbers(room, 0, batch, device)
+    elif isinstance(cache_seqlens, torch.Tensor):
+        cache_seqlens = cache_seqlens.contiguous()
+    else:
         cache_seqlens = torch.full((batch,), whole("cache_seqlens", cache_seqlens), dtype=torch.int32, device=device)
-    first_keys = _numbers(0, 0, batch, device) if cache_leftpad is None else cache_leftpad
+    first_keys = numbers(0, 0, batch, device) if cache_leftpad is None else cache_leftpad
     longest_k = room if max_seqlen_k is None else min(whole("max_seqlen_k", max_seqlen_k), room)
-    return Paged(starts, cache_seqlens, longest_q, longest_k, page_table, first_keys, page_size)
+    return Paged(starts, cache_seqlens, longest_q, longest_k, page_table, first_keys, page_size, schedule)
 
 
 def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
@@ -127,20 +138,23 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
     sinks: torch.Tensor | None = None,
     max_seqlen_k: int | None = None,
     promotion_interval: int = PROMOTION_INTERVAL,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Attention over a cache of keys and values with FlashAttention-3's signature; it has no gradient.
 
-    Nothing waits for the GPU: lengths and pages are read there alone, so that a call can be captured by a CUDA graph
-    that is replayed while they change. What lies in the cache behind a sequence's last key, NaN included, is not seen.
+    Operands may require one, as upstream's may; a backward through the output then raises a ValueError. Nothing waits
+    for the GPU: lengths and pages are read there alone, so that a call can be captured by a CUDA graph that is replayed
+    while they change. What lies in the cache behind a sequence's last key, NaN included, is not seen.
 
     Parameters
     ----------
     q : float16, bfloat16 or float8_e4m3fn (batch, seqlen_q, nheads, head_dim), on a Hopper GPU
         Or, with ``cu_seqlens_q``, (total_q, nheads, head_dim). As of :func:`fa3_kernels.api.flash_attn_func`.
     k_cache, v_cache : same dtype (batch_cache, seqlen_cache, nheads_kv, head_dim or head_dim_v)
-        With ``page_table`` (pages, page_size, nheads_kv, head_dim or head_dim_v), where page_size is a multiple of 8
-        that divides the keys of a tile (128; 64 for 16 bits beyond head_dim 128), or a multiple of them. Heads and
-        rows may lie in any order, the pages of both a whole number of rows apart.
+        With ``page_table`` (pages, page_size, nheads_kv, head_dim or head_dim_v), of any page_size. TMA copies pages of
+        multiples of 8 keys (32 in e4m3) that divide the keys of a tile (128; 64 for 16 bits beyond head_dim 128), or
+        are multiples of them, and threads copy others row by row. Heads and rows may lie in any order, the pages of
+        both a whole number of rows apart.
     k, v : same dtype (batch, seqlen_new, nheads_kv, head_dim or head_dim_v), optional
         Written to the cache behind ``cache_seqlens`` before attention, as far as it has room. With ``cu_seqlens_k_new``
         (total_new, nheads_kv, head_dim or head_dim_v).
@@ -148,25 +162,25 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
         Refused unless None.
     rotary_cos, rotary_sin : dtype of q (seqlen_ro, rotary_dim / 2), optional
         Rotate k at its positions and q at those from ``cache_seqlens`` on, or all of q at ``cache_seqlens`` where
-        neither a causal mask nor a window hides keys. For 16 bits, and where k is given. Their last row serves all
-        positions behind it.
+        neither a causal mask nor a window hides keys. Where k is given alone. Their last row serves all positions
+        behind it.
     cache_seqlens : int32 (batch,), or int, optional
         Keys in the cache, those in front of ``cache_leftpad`` counted; by default as many as fit.
     cache_batch_idx : int32 (batch,), optional
         The row of the cache, or of the page table, of each sequence.
     cache_leftpad : int32 (batch,), optional
-        Where the keys of each sequence begin. Refused with ``page_table``.
+        Where the keys of each sequence begin, in its row or its pages.
     page_table : int32 (batch, entries), optional
         Pages of each sequence, in order. Entries behind its last key may be anything; others must be pages of the
         cache, which is not checked, for that would take a wait.
     cu_seqlens_q : int32 (batch + 1,), optional
         Starts of packed queries; needs ``max_seqlen_q``.
     cu_seqlens_k_new : int32 (batch + 1,), optional
-        Starts of packed k and v.
+        Starts of packed k and v; without them it is ignored.
     max_seqlen_q : int, optional
         At least the longest sequence of packed queries. Rows beyond are not computed.
     rotary_seqlens : int32 (batch,), optional
-        Positions to rotate from, instead of ``cache_seqlens``.
+        Positions to rotate from, instead of ``cache_seqlens``; ignored where nothing is rotated.
     q_descale, k_descale, v_descale : float32 (batch, nheads_kv), or float, optional
         FP8 only: as of :func:`fa3_kernels.api.flash_attn_func`.
     softmax_scale : float, optional
@@ -176,21 +190,22 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
     window_size : (int, int)
         Keys visible left and right of the diagonal, inclusive; -1 is unlimited.
     attention_chunk : int
-        Refused unless 0.
+        Keys of a chunk, 0 for none: a query sees no key outside the one that holds its diagonal.
     softcap : float
         c > 0 replaces scores x by c * tanh(x / c).
     rotary_interleaved : bool
         Whether channels 2 i and 2 i + 1 are rotated together; else i and i + rotary_dim / 2.
-    scheduler_metadata : None
-        Refused unless None: the schedule is made with every call.
+    scheduler_metadata : int32, optional
+        Of :func:`fa3_kernels.scheduler.get_scheduler_metadata`, which says for which calls it is; other calls make
+        their own schedule. The lengths are then those from which it was made.
     num_splits : int
         Parts of the keys, merged in a fixed order; 0 chooses from the shape and ``max_seqlen_k``. Bits depend on it.
     pack_gqa : bool, optional
         Chosen from the shape by default. No bit depends on it.
     sm_margin : int
-        Refused unless 0.
+        Multiprocessors that the launch leaves to others.
     return_softmax_lse : bool
-        Whether lse is returned as well.
+        Whether lse is returned as well, and two empty tensors where upstream has the partial results of splits.
     sinks : float32 (nheads,), optional
         Not upstream's. A score of every head, in nats, that takes part in the softmax of its rows and has no value. One
         that is 77 nats or more above a row's largest score may overflow, as in the builds of FlashAttention-3 that take
@@ -200,6 +215,8 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
         default as many as fit. Not checked, for that would take a wait: keys beyond are not seen.
     promotion_interval : int
         Not upstream's. FP8 only: keys after which P V is added to fp32; 0 chains as upstream does.
+    out : like the result, optional
+        Not upstream's. The output is copied into it, and it is returned.
 
     Returns
     -------
@@ -224,20 +241,28 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
     >>> flash_attn_with_kvcache(q, *cache, cache_seqlens=lengths, page_table=pages).shape  # doctest: +SKIP
     torch.Size([2, 1, 8, 64])
     """
-    refuse(qv, attention_chunk, sm_margin, scheduler_metadata=scheduler_metadata)
-    if torch.is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
-        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad()")
+    refuse(qv)
+    leaves = [x for x in (q, k_cache, v_cache, k, v, sinks) if x is not None]
+    q = contiguous(q)
+    cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens = map(contiguous, (cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens))
+    cache_batch_idx, cache_leftpad, page_table = map(contiguous, (cache_batch_idx, cache_leftpad, page_table))
     queries = _queries(q, cu_seqlens_q, max_seqlen_q)
     starts, batch, longest_q = queries
-    paged = _paged(k_cache, queries, max_seqlen_k, cache_seqlens, page_table, cache_batch_idx, cache_leftpad)
+    paged = _paged(
+        k_cache, queries, max_seqlen_k, cache_seqlens, page_table, cache_batch_idx, cache_leftpad, scheduler_metadata
+    )
     rows = q if cu_seqlens_q is not None else q.flatten(0, 1)
-    rotary = (rotary_cos, rotary_sin, rotary_seqlens)
-    if k is not None or v is not None:
+    left, right = map(int, window_size)
+    if (k is not None or v is not None) and q.numel():  # as upstream's, which writes nothing where nobody asks
         if k is None or v is None or cache_seqlens is None:
             raise ValueError("k, v and cache_seqlens must be given together")
+        k = contiguous(k)
+        v = contiguous(v)
         starts_k = cu_seqlens_k_new
+        new_keys = 1
         if starts_k is None:
-            starts_k = _numbers(0, k.shape[1], batch + 1, q.device)
+            new_keys = k.shape[1] + 1
+            starts_k = numbers(0, k.shape[1], batch + 1, q.device)
             k = k.flatten(0, 1)
             v = v.flatten(0, 1)
         rows, used = append(
@@ -248,17 +273,21 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
             v_cache,
             paged,
             starts_k,
-            rotary,
+            (rotary_cos, rotary_sin, None if rotary_cos is None else rotary_seqlens),
             is_interleaved=rotary_interleaved,
-            steps_queries=causal or tuple(window_size) != (-1, -1),
+            steps_queries=causal or attention_chunk > 0 or (left, right) != (-1, -1),
         )
-        paged = paged._replace(seqused_k=used)
-    elif cu_seqlens_k_new is not None or any(x is not None for x in rotary):
-        raise ValueError("rotary_cos, rotary_sin, rotary_seqlens and cu_seqlens_k_new are for k and v, which are None")
+        paged = paged._replace(seqused_k=used, new_keys=new_keys)
+    elif k is None and (rotary_cos is not None or rotary_sin is not None):
+        raise ValueError("rotary_cos and rotary_sin rotate new keys: they need k and v, which are None")
     factors = factors_of(q_descale, k_descale, v_descale, k_cache, starts)
     interval = promotion_interval if q.dtype is torch.float8_e4m3fn else None
-    semantics, choices = options_of(softmax_scale, causal, tuple(window_size), softcap, num_splits, pack_gqa, interval)
-    out, lse = forward(
+    semantics, choices = options_of(
+        softmax_scale, causal, (left, right, attention_chunk), softcap, num_splits, pack_gqa, interval, sm_margin
+    )
+    if cache_leftpad is not None and page_table is not None:
+        choices = choices._replace(gathers_pages=True)
+    found, lse = forward(
         rows,
         k_cache,
         v_cache,
@@ -270,7 +299,10 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
         needs_lse=return_softmax_lse,
     )
     if cu_seqlens_q is None:
-        out = out.view(batch, longest_q, q.shape[2], -1)
+        found = found.view(batch, longest_q, q.shape[2], v_cache.shape[-1])
         if return_softmax_lse:  # contiguous, as upstream's
             lse = lse.view(q.shape[2], batch, longest_q).transpose(0, 1).contiguous()
-    return (out, lse) if return_softmax_lse else out
+    found = returned(found, out)
+    if wants_gradient(*leaves):
+        found = WithoutGradient.apply(found, *leaves)
+    return (found, lse, *lse.new_empty((2, 0))) if return_softmax_lse else found

@@ -9,7 +9,8 @@ Importing this module registers nothing; one of the two functions does:
     AutoModelForCausalLM.from_pretrained(..., attn_implementation="fa3verify", dtype=torch.bfloat16)
 
 The private functions have the signatures that the two frameworks call, and translate their arguments. What the kernels
-do not support (dropout, attention sinks, paged keys, ALiBi) raises a ValueError of one line and is never ignored.
+do not support (dropout, ALiBi, Transformers' paged caches) raises a ValueError of one line and is never ignored.
+:func:`fa3_kernels.drop_in.register_as_flash_attn_3` does the same for programs that look for FlashAttention-3 itself.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
+from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from fa3_kernels.cached import numbers
 from fa3_kernels.gluon.arguments import Packed, packed_by
-from fa3_kernels.gluon.launch import forward
-from fa3_kernels.gluon.launch_backward import backward, check_differentiable
+from fa3_kernels.gluon.launch_backward import backward
 from fa3_kernels.operators import options_of
 from fa3_kernels.plan.request import Semantics
 
@@ -38,8 +39,9 @@ def register_with_torch(name: str = NAME) -> None:
     """Offer the kernels to ``torch.nn.attention.activate_flash_attention_impl``; nothing changes before that call.
 
     Once activated they run wherever torch would run its own FlashAttention on a GPU: in
-    ``scaled_dot_product_attention`` under ``SDPBackend.FLASH_ATTENTION``, and in ``torch.nn.attention.varlen``. They
-    take float16 and bfloat16; gradients are added in a fixed order under ``torch.use_deterministic_algorithms``.
+    ``scaled_dot_product_attention`` under ``SDPBackend.FLASH_ATTENTION``, and in ``torch.nn.attention.varlen``, over
+    pages as well. They take float16 and bfloat16, and e4m3 in torch's quantized attention; gradients are added in a
+    fixed order under ``torch.use_deterministic_algorithms``.
 
     Parameters
     ----------
@@ -70,7 +72,7 @@ class _Activated:
 
 
 def _activate(key: str = "CUDA") -> _Activated:
-    """Override torch's four operators of FlashAttention at a dispatch key; torch's registry calls this."""
+    """Override torch's operators of FlashAttention at a dispatch key, as far as it has them, for its registry."""
     library = Library("aten", "IMPL", key)
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -78,11 +80,17 @@ def _activate(key: str = "CUDA") -> _Activated:
         )  # overriding is the purpose
         for name, function in (
             ("_flash_attention_forward", _forward),
+            ("_flash_attention_forward.quantized", _forward),
+            ("_flash_attention_forward_no_dropout_inplace", _forward_into),
             ("_flash_attention_backward", _backward),
             ("_scaled_dot_product_flash_attention", _forward_of_heads),
+            ("_scaled_dot_product_flash_attention.quantized", _forward_of_quantized_heads),
             ("_scaled_dot_product_flash_attention_backward", _backward_of_heads),
         ):
-            library.impl(name, function, key, allow_override=True)
+            base, _, overload = name.partition(".")
+            of_torch: Any = getattr(torch.ops.aten, base, None)
+            if of_torch is not None and (overload or "default") in of_torch.overloads():
+                library.impl(name, function, key, allow_override=True)
     return _Activated(library)
 
 
@@ -97,24 +105,56 @@ def _forward(  # noqa: PLR0913 (torch's signature)
     dropout_p: float,
     causal: bool,
     return_debug_mask: bool,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     *,
     scale: float | None = None,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
     **others: Any,
 ) -> _Tensors:
     """Compute aten::_flash_attention_forward, of (batch, seqlen, nheads, head_dim) or of packed rows with starts.
 
-    Returns out, lse, and three values that only dropout and its debugging would fill. ValueError for a dropout, and for
-    any further argument that is neither None nor False.
+    With a ``block_table`` k and v are pages. Keys from ``seqused_k`` on are not seen. Returns out, lse, and three
+    values that only dropout and its debugging would fill. ValueError for a dropout, and for any further argument that
+    is neither None nor False.
     """
     _refuse(dropout_p, return_debug_mask=return_debug_mask, **others)
-    window = window_size_left, window_size_right
-    semantics, choices = options_of(scale, causal, _window(window), 0.0, num_splits or 1, None, None)
-    out, lse = forward(q, k, v, semantics, choices, packed=_packed(cu_seqlens_q, cu_seqlens_k, max_q, max_k))
+    options: Any = {
+        "softmax_scale": scale,
+        "causal": causal,
+        "window_size": _window((window_size_left, window_size_right)),
+        "q_descale": q_descale,
+        "k_descale": k_descale,
+        "v_descale": v_descale,
+    }
+    result: Any
+    with torch.no_grad():  # torch's own operator has the gradient
+        if block_table is not None or (cu_seqlens_k is None and seqused_k is not None):
+            splits = num_splits or int(torch.are_deterministic_algorithms_enabled())
+            options |= {"page_table": block_table, "cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_q}
+            options |= {"cache_seqlens": seqused_k, "num_splits": splits, "return_softmax_lse": True}
+            result = flash_attn_with_kvcache(q, k, v, **options)
+        else:
+            options |= {"num_splits": num_splits or 1, "return_attn_probs": True}
+            if cu_seqlens_q is None and cu_seqlens_k is None:
+                result = flash_attn_func(q, k, v, **options)
+            else:
+                starts: Any = cu_seqlens_q, cu_seqlens_k, max_q, max_k
+                result = flash_attn_varlen_func(q, k, v, *starts, seqused_k=seqused_k, **options)
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that there is none of
-    return out, lse, seed, seed.new_zeros(()), q.new_empty(0)
+    return *result[:2], seed, seed.new_zeros(()), q.new_empty(0)
+
+
+def _forward_into(out: torch.Tensor, *operands: Any, **options: Any) -> torch.Tensor:
+    """Compute aten::_flash_attention_forward_no_dropout_inplace: out as :func:`_forward` has it; returns lse."""
+    found, lse, *_ = _forward(*operands, **options)
+    out.copy_(found)
+    return lse
 
 
 def _backward(  # noqa: PLR0913 (torch's signature)
@@ -137,9 +177,8 @@ def _backward(  # noqa: PLR0913 (torch's signature)
 ) -> _Tensors:
     """Compute aten::_flash_attention_backward; dq, dk and dv in the layout of q, k and v."""
     _refuse(dropout_p)
-    check_differentiable(q.dtype, max(q.shape[-1], v.shape[-1]))
     window = _window((window_size_left, window_size_right))
-    semantics: Semantics = options_of(scale, causal, window, 0.0, 1, None, None)[0]
+    semantics: Semantics = options_of(scale, causal, (*window, 0), 0.0, 1, None, None)[0]
     packed = _packed(cu_seqlens_q, cu_seqlens_k, max_q, max_k)
     in_order = torch.are_deterministic_algorithms_enabled()
     return backward(dout, q, k, v, out, lse, semantics, packed=packed, is_deterministic=in_order)
@@ -152,7 +191,7 @@ def _forward_of_heads(
     dropout_p: float = 0.0,
     causal: bool = False,
     return_debug_mask: bool = False,
-    *,
+    *descales: torch.Tensor | None,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """Compute aten::_scaled_dot_product_flash_attention, of (batch, nheads, seqlen, head_dim).
@@ -162,9 +201,24 @@ def _forward_of_heads(
     """
     max_q = q.shape[2]
     max_k = k.shape[2]
-    options: tuple[Any, ...] = None, None, max_q, max_k, dropout_p, causal, return_debug_mask
+    options: tuple[Any, ...] = None, None, max_q, max_k, dropout_p, causal, return_debug_mask, *descales
     out, lse, *rest = _forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *options, scale=scale)
     return _strided(out, q), lse, None, None, max_q, max_k, *rest
+
+
+def _forward_of_quantized_heads(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    *options: Any,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """Compute the overload of :func:`_forward_of_heads` that has descales, (batch, nheads_kv)."""
+    options = (*options, *(0.0, False, False)[len(options) :])
+    return _forward_of_heads(q, k, v, *options, q_descale, k_descale, v_descale, scale=scale)
 
 
 def _backward_of_heads(
@@ -193,7 +247,7 @@ def _strided(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     Compiled code expects those strides. The data are copied only where the strides differ.
     """
     x = x.transpose(1, 2)
-    wanted = torch.empty_like(like)
+    wanted = torch.empty_like(like, dtype=x.dtype)
     return x if x.stride() == wanted.stride() else wanted.copy_(x)
 
 
@@ -252,17 +306,24 @@ def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
 
     Takes (batch, nheads, seqlen, head_dim) and returns out (batch, seqlen, nheads, head_dim), and None in place of the
     weights. A mask (batch, seqlen_k) marks padding; starts or position_ids among ``others`` mark packed sequences.
-    ValueError for a dropout, sinks, a position bias and a paged cache.
+    Sinks, which have no gradient here, take part in the softmax. ValueError for a dropout, a position bias, a paged
+    cache, and a gradient of attention with sinks.
     """
-    _refuse(dropout, attention_sinks=s_aux, position_bias=position_bias, paged_cache=cache)
+    _refuse(dropout, position_bias=position_bias, paged_cache=cache)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options: dict[str, Any] = {"softmax_scale": scaling, "causal": causal, "softcap": softcap or 0.0}
     if sliding_window is not None:  # Transformers counts the token's own key in the window
         options["window_size"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
+    if s_aux is not None:
+        options["sinks"] = s_aux.float()
     if attention_mask is not None:
         return _unpadded(q, k, v, attention_mask, options), None
-    if (starts := _starts(q, k, others)) is not None:
+    starts = _starts(q, k, others)
+    if starts is None and s_aux is not None:  # sinks are of packed sequences
+        of_q, of_k = (numbers(0, x.shape[1], len(x) + 1, x.device) for x in (q, k))
+        starts = (of_q, of_k, q.shape[1], k.shape[1])
+    if starts is not None:
         out: Any = flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *starts, **options)
         return out.view(*q.shape[:-1], v.shape[-1]), None
     out = flash_attn_func(q, k, v, **options)

@@ -15,30 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, check_starts
-from fa3_kernels.gluon.launch import forward, operand
-from fa3_kernels.gluon.launch_backward import backward, check_of_forward
+from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, check_starts, check_tensor
+from fa3_kernels.gluon.launch import empty_outputs, forward, operand
+from fa3_kernels.gluon.launch_backward import backward, check_differentiable, check_of_forward
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 
-OUT_DTYPES = {
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float8_e4m3fn: torch.bfloat16,
-}
 _OPTIONS = (
     "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, float? softmax_scale, bool causal, int window_left, "
     "int window_right, float softcap, int num_splits, bool? pack_gqa, int[] descale_blocks, int promotion_interval, "
-    "bool deterministic"
+    "bool deterministic, int sm_margin, int attention_chunk"
 )
 _NUM_OPTIONS = len(_OPTIONS.split(", "))
 PROMOTION_INTERVAL = 128  # keys; the accumulator of FP8 wgmma loses bits over longer chains
 _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k"
 _BACKWARD_TENSORS = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse"
-_SEMANTICS = "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic"
+_SEMANTICS = (
+    "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, bool deterministic, "
+    "int sm_margin"
+)
 _LIBRARY = torch.library.Library("fa3verify", "DEF")
 for _of in ("forward", "inference"):
     _LIBRARY.define(f"{_of}(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
@@ -52,23 +50,33 @@ inference_varlen_op: Any = torch.ops.fa3verify.inference_varlen.default
 backward_op: Any = torch.ops.fa3verify.backward.default
 backward_varlen_op: Any = torch.ops.fa3verify.backward_varlen.default
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_Given = TypeVar("_Given", torch.Tensor, "torch.Tensor | None")
 
 
 @lru_cache(maxsize=1024)
 def options_of(
     softmax_scale: float | None,
     causal: bool,
-    window: tuple[int, int],
+    visible: tuple[int, int, int],
     softcap: float,
     num_splits: int,
     pack_gqa: bool | None,
     promotion_interval: int | None,
+    sm_margin: int = 0,
 ) -> tuple[Semantics, Choices]:
-    """Return the options of a call as the launch takes them; ``promotion_interval`` is None for 16-bit operands."""
-    left, right = (int(n) for n in window)
+    """Return the options of a call as the launch takes them.
+
+    ``visible`` are the limits of the window and the keys of a chunk. ``promotion_interval`` is None for operands of
+    16 bits.
+
+    As upstream has it, a negative limit of the window is none, and so are a negative softcap and number of splits.
+    """
+    left, right, chunk = visible
     scale = None if softmax_scale is None else float(softmax_scale)
-    semantics = Semantics(bool(causal), (left, right), float(softcap), scale)
-    return semantics, Choices(int(num_splits), pack_gqa, promotion_interval=promotion_interval)
+    cap = 0.0 if softcap < 0 else float(softcap)
+    splits = max(0, int(num_splits))
+    semantics = Semantics(bool(causal), (max(-1, left), max(-1, right)), cap, scale, int(chunk))
+    return semantics, Choices(splits, pack_gqa, promotion_interval=promotion_interval, sm_margin=int(sm_margin))
 
 
 def descales_of(
@@ -88,13 +96,13 @@ def factors_of(
     keys: torch.Tensor,
     starts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Return the descales of q, k and v as tensors, or three None where none is given.
+    """Return the descales of q, k and v as tensors, or three None where none is given or operands have 16 bits.
 
     A number becomes a tensor (batch, nheads_kv) whose elements are one element in memory. ``keys`` is k, whose shape
     gives batch and heads; for packed sequences ``starts`` gives the batch. ValueError for a number that is not finite
     and > 0.
     """
-    if q is None and k is None and v is None:
+    if (q is None and k is None and v is None) or keys.dtype is not torch.float8_e4m3fn:
         return None, None, None
     shape = (len(keys) if starts is None else len(starts) - 1, keys.shape[-2])
     device = keys.device
@@ -111,47 +119,59 @@ def _factor(
     return torch.full((1, 1), x, dtype=torch.float32, device=device).expand(shape)
 
 
-def refuse(qv: object, attention_chunk: int, sm_margin: int, **others: object) -> None:
-    """Raise ValueError for arguments of FlashAttention-3's functions that these kernels do not support.
+def returned(found: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Return an output, or ``out`` where a caller gives memory for it; ValueError for memory of another kind."""
+    if out is None:
+        return found
+    check_tensor("out", out, tuple(found.shape), found.dtype, found.device, is_strided=True)
+    return out.copy_(found)
 
-    ``others`` are arguments that must be None.
-    """
+
+def contiguous(x: _Given) -> _Given:
+    """Return a tensor, or a copy if its last dimension is not contiguous, and None for None."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def wants_gradient(*operands: torch.Tensor) -> bool:
+    """Tell whether autograd waits for a gradient of an operand."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+
+
+def refuse(qv: object) -> None:
+    """Raise ValueError for an argument of FlashAttention-3's functions that these kernels do not support."""
     if qv is not None:
         raise ValueError("qv (a second query tensor multiplied with V) is not supported, pass None")
-    if attention_chunk != 0:
-        raise ValueError(f"attention_chunk is not supported and must be 0, got {attention_chunk}")
-    if sm_margin != 0:
-        raise ValueError(f"sm_margin is not supported and must be 0, got {sm_margin}")
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(f"{name} is not supported, pass None")
 
 
-def _of_forward(q: torch.Tensor, rest: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales, Packed | None]:
+def of_forward(q: torch.Tensor, rest: tuple[Any, ...]) -> tuple[Semantics, Choices, Descales, Packed | None]:
     """Return what follows q, k and v in a forward's arguments, as the launch takes it: the starts of packed sequences
     if there are any, then the options in the order of the schema.
 
-    The promotion interval counts for FP8 operands alone. ``deterministic``, the last option, is for the backward.
+    The promotion interval counts for FP8 operands alone. ``deterministic``, the last option but two, is for the
+    backward.
     """
-    *packed, of_q, of_k, of_v, scale, causal, left, right, softcap, num_splits, pack_gqa, blocks, interval, _ = rest
+    packed = rest[:-_NUM_OPTIONS]
+    of_q, of_k, of_v, scale, causal, left, right, softcap, *choices, blocks, interval, _, sm_margin, chunk = rest[
+        -_NUM_OPTIONS:
+    ]
     interval = interval if q.dtype is torch.float8_e4m3fn else None
-    semantics, choices = options_of(scale, causal, (left, right), softcap, num_splits, pack_gqa, interval)
+    semantics, choices = options_of(scale, causal, (left, right, chunk), softcap, *choices, interval, sm_margin)
     return semantics, choices, descales_of(of_q, of_k, of_v, blocks), Packed(*packed) if packed else None
 
 
 def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse; ``rest`` is what :func:`_of_forward` reads."""
-    semantics, choices, descales, packed = _of_forward(q, rest)
+    """Return out and lse; ``rest`` is what :func:`of_forward` reads."""
+    semantics, choices, descales, packed = of_forward(q, rest)
     return forward(q, k, v, semantics, choices, descales=descales, packed=packed)
 
 
-def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool]:
+def _of_backward(rest: tuple[Any, ...]) -> tuple[Semantics, Packed | None, bool, int]:
     """Return what follows the tensors of the forward in the backward's arguments: semantics, starts, whether in
-    order.
+    order, and the multiprocessors that are left to others.
     """
-    *packed, scale, causal, left, right, softcap, deterministic = rest
-    semantics, _ = options_of(scale, causal, (left, right), softcap, 1, None, None)
-    return semantics, Packed(*packed) if packed else None, deterministic
+    *packed, scale, causal, left, right, softcap, deterministic, sm_margin = rest
+    semantics, _ = options_of(scale, causal, (left, right, 0), softcap, 1, None, None)
+    return semantics, Packed(*packed) if packed else None, deterministic, sm_margin
 
 
 def _backward(
@@ -169,8 +189,9 @@ def _backward(
     ``out`` and ``lse`` are as the forward returned them; ``dlse`` None means that lse has no gradient. ``rest`` is what
     :func:`_of_backward` reads.
     """
-    semantics, packed, deterministic = _of_backward(rest)
-    return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, packed=packed, is_deterministic=deterministic)
+    semantics, packed, deterministic, sm_margin = _of_backward(rest)
+    options = {"packed": packed, "is_deterministic": deterministic, "sm_margin": sm_margin}
+    return backward(dout, q, k, v, out, lse, semantics, dlse=dlse, **options)
 
 
 for _name, _function in (
@@ -199,7 +220,9 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) ->
     packed = inputs[3:-_NUM_OPTIONS]
     options = inputs[-_NUM_OPTIONS:]
     ctx.save_for_backward(*inputs[:3], *output, *packed[:2])
-    ctx.numbers = (*packed[2:], *options[3:8], options[-1])  # what _of_backward reads: lengths, scale to softcap, order
+    # what _of_backward reads: lengths, scale to softcap, order, margin
+    ctx.numbers = (*packed[2:], *options[3:8], *options[-3:-1])
+    ctx.attention_chunk = options[-1]
     ctx.without_gradient = len(inputs) - 3
     ctx.set_materialize_grads(False)
 
@@ -207,10 +230,13 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) ->
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
     """Return a gradient for every argument of a forward: those of q, k and v, and None for all others.
 
-    ``dout`` and ``dlse`` are None for an output that nothing depends on. RuntimeError for a second derivative.
+    ``dout`` and ``dlse`` are None for an output that nothing depends on. RuntimeError for a second derivative,
+    ValueError for chunks, of which no kernel computes one.
     """
     if torch.is_grad_enabled():  # otherwise terms of the second derivative would be left out without a word
         raise RuntimeError("attention is not differentiable twice: create_graph must be False")
+    if ctx.attention_chunk:
+        raise ValueError("attention_chunk has no gradient: call it under torch.no_grad()")
     gradients: tuple = (None, None, None)
     if dout is not None or dlse is not None:
         q, k, v, out, lse, *starts = ctx.saved_tensors
@@ -220,6 +246,18 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
             run = backward_varlen_op if starts else backward_op
         gradients = run(dout, q, k, v, out, lse, dlse, *starts, *ctx.numbers)
     return (*gradients, *(None,) * ctx.without_gradient)
+
+
+class WithoutGradient(torch.autograd.Function):
+    """Hands an output on that has no gradient: a backward through it raises, as leaving gradients out would not."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple:
+        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad()")
 
 
 class Attention(torch.autograd.Function):
@@ -255,7 +293,7 @@ def _check(
     seen = tuple(map(operand, operands))
     given = tuple(None if x is None else operand(x) for x in descales[:3])
     sizes = [n for x in (*seen, *filter(None, given)) for n in (*x.shape, *x.strides)]
-    if all(type(n) is int for n in (*sizes, *(lengths or ()))):
+    if all(type(n) is int for n in (*sizes, *(lengths or ()))) and all(seen[0].shape):
         request_of(seen, semantics, choices, descales=given, descale_blocks=descales.blocks, packed=lengths)
 
 
@@ -265,10 +303,9 @@ def _check(
 @torch.library.register_fake("fa3verify::inference_varlen")
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return out and lse as empty tensors, after the checks that a traced call allows."""
-    _check((q, k, v), *_of_forward(q, rest))
-    *batch, rows, nheads, _ = q.shape
-    out = q.new_empty((*batch, rows, nheads, v.shape[-1]), dtype=OUT_DTYPES[q.dtype])
-    return out, q.new_empty((*batch, nheads, rows), dtype=torch.float32)
+    semantics, choices, descales, packed = of_forward(q, rest)
+    _check((q, k, v), semantics, choices, descales, packed)
+    return empty_outputs(q, v, choices)
 
 
 @torch.library.register_fake("fa3verify::backward")
@@ -284,7 +321,24 @@ def _(
     *rest: Any,
 ) -> _Gradients:
     """Return the gradients as empty tensors, after the checks that a traced call allows."""
-    semantics, packed, _ = _of_backward(rest)
+    semantics, packed, _, _ = _of_backward(rest)
+    check_differentiable(q.dtype)
     _check((q, k, v), semantics, Choices(), NO_DESCALES, packed)
     check_of_forward(dout, out, lse, dlse, q, v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_packed: bool) -> Any:
+    """Return the function through which a graph or autograd sees the call; None where the launch is called directly.
+
+    torch.compile may use the operator without a gradient for operands that want none, as it traces again for those that
+    do. All other graphs, such as exported ones, are run for operands of both kinds and have the one with a gradient.
+    """
+    wants = wants_gradient(q, k, v)
+    if is_traced(q):
+        # is_exporting() is True in all that torch 2.11 traces
+        is_inference = torch.compiler.is_dynamo_compiling() and not wants and not torch.compiler._is_exporting_flag
+        if is_inference:
+            return inference_varlen_op if is_packed else inference_op
+        return forward_varlen_op if is_packed else forward_op
+    return Attention.apply if wants else None

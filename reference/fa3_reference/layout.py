@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
-from fa3_reference.rules import require
+from fa3_reference.rules import is_integer, require
 
 _FP8 = ("", "tensor", "head", "row")
 
@@ -78,7 +78,7 @@ class Cache:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("page_size", "spare", "rotary_dim", "seed"):
             value = getattr(self, name)
-            require(_is_count(value), f"cache: {name} must be an integer >= 0, got {value!r}")
+            require(is_integer(value, 0), f"cache: {name} must be an integer >= 0, got {value!r}")
         for name in ("interleaved", "indexed", "shared"):
             value = getattr(self, name)
             require(isinstance(value, bool), f"cache: {name} must be a bool, got {value!r}")
@@ -112,7 +112,7 @@ class Cache:
             raise ValueError("a cache needs seqlens_q and seqlens_k: the lengths that its sequences attend to")
         for name in ("new", "leftpad"):
             value = getattr(self, name)
-            is_whole = not value or (len(value) == len(keys) and all(map(_is_count, value)))
+            is_whole = not value or (len(value) == len(keys) and all(is_integer(x, 0) for x in value))
             require(is_whole, f"cache: {name} must hold batch = {len(keys)} integers >= 0, got {value!r}")
         fits = all(n <= m for n, m in zip(self.new, keys, strict=False))
         require(fits, f"cache: new must be at most seqlens_k, got {self.new} and {keys}")
@@ -176,7 +176,3 @@ class Cache:
             One number for each sequence, which is also the position of the first key that it appends.
         """
         return tuple(n + pad for n, pad in zip(self.before(problem), self.pads(problem), strict=True))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

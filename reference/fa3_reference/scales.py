@@ -208,16 +208,20 @@ class QuantScheme:
     k_mean: bool = False
 
     def __post_init__(self) -> None:
-        if self.granularity not in get_args(Granularity):
-            raise ValueError(f"granularity must be one of {', '.join(get_args(Granularity))}, got {self.granularity!r}")
+        require(
+            self.granularity in get_args(Granularity),
+            f"granularity must be one of {', '.join(get_args(Granularity))}, got {self.granularity!r}",
+        )
         for name in _BLOCK_FIELDS:
-            if not is_integer(getattr(self, name), 1):
-                raise ValueError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
+            require(
+                is_integer(getattr(self, name), 1), f"{name} must be a positive integer, got {getattr(self, name)!r}"
+            )
         for name in ("power_of_two", "k_mean"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        if self.hadamard_seed is not None and not is_integer(self.hadamard_seed, 0):
-            raise ValueError(f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}")
+            require(isinstance(getattr(self, name), bool), f"{name} must be true or false, got {getattr(self, name)!r}")
+        require(
+            self.hadamard_seed is None or is_integer(self.hadamard_seed, 0),
+            f"hadamard_seed must be an integer >= 0 or null, got {self.hadamard_seed!r}",
+        )
 
     @property
     def rounding(self) -> Rounding:

@@ -9,6 +9,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
+from fa3_reference.rules import require
+
 Kind = Literal["bias", "bias_fp32", "attn_mask", "key_padding", "alibi", "documents"]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # the names of what a kernel must have to take one
 BROADCAST = ("bias", "bias_fp32", "attn_mask")
@@ -62,19 +64,24 @@ class ScoreTerm:
     score_mod_ulp: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in VALUES:
-            raise ValueError(f"kind of a term must be one of {', '.join(VALUES)}, got {self.kind!r}")
+        require(self.kind in VALUES, f"kind of a term must be one of {', '.join(VALUES)}, got {self.kind!r}")
         axes = AXES if self.kind in BROADCAST else "b" if self.kind == "alibi" else ""
-        if self.shared != "".join(axis for axis in axes if axis in str(self.shared)):
-            raise ValueError(f"shared axes of {self.kind} must be of {axes!r} in this order, got {self.shared!r}")
-        if self.values not in VALUES[self.kind]:
-            raise ValueError(
-                f"values of {self.kind} must be one of {', '.join(VALUES[self.kind])}, got {self.values!r}"
-            )
-        if (self.kind == "mods") != bool(self.score_mod or self.mask_mod):
-            raise ValueError(f"score_mod and mask_mod are those of mods, got {self!r}")
-        if not (math.isfinite(self.score_mod_ulp) and self.score_mod_ulp >= 0):
-            raise ValueError(f"score_mod_ulp must be finite and >= 0, got {self.score_mod_ulp!r}")
+        require(
+            self.shared == "".join(axis for axis in axes if axis in str(self.shared)),
+            f"shared axes of {self.kind} must be of {axes!r} in this order, got {self.shared!r}",
+        )
+        require(
+            self.values in VALUES[self.kind],
+            f"values of {self.kind} must be one of {', '.join(VALUES[self.kind])}, got {self.values!r}",
+        )
+        require(
+            (self.kind == "mods") == bool(self.score_mod or self.mask_mod),
+            f"score_mod and mask_mod are those of mods, got {self!r}",
+        )
+        require(
+            math.isfinite(self.score_mod_ulp) and self.score_mod_ulp >= 0,
+            f"score_mod_ulp must be finite and >= 0, got {self.score_mod_ulp!r}",
+        )
 
     @property
     def assumption(self) -> str:
@@ -93,10 +100,11 @@ class ScoreTerm:
 
     def check_fits(self, *, dtype: str, is_varlen: bool, has_cache: bool) -> None:
         """Raise ValueError for a problem of e4m3 or of a cache, and for a packed one unless the term is ALiBi's."""
-        if dtype == "e4m3" or has_cache:
-            raise ValueError(f"a term of scores is not for e4m3 or a cache, got {dtype}, cache {has_cache}")
-        if is_varlen and self.kind != "alibi":
-            raise ValueError(f"of packed sequences only alibi is a term, got {self.kind}")
+        require(
+            dtype != "e4m3" and not has_cache,
+            f"a term of scores is not for e4m3 or a cache, got {dtype}, cache {has_cache}",
+        )
+        require(not is_varlen or self.kind == "alibi", f"of packed sequences only alibi is a term, got {self.kind}")
 
     def operand_shape(self, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:
         """Return the shape of the operand for a batch, heads, queries and keys.

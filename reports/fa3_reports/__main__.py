@@ -9,18 +9,33 @@ from fa3_reports.cli.audit import audit
 from fa3_reports.cli.bench import bench
 from fa3_reports.cli.bits import bits
 from fa3_reports.cli.counters import counters
+from fa3_reports.cli.hazards import hazards
 from fa3_reports.cli.host import host
 from fa3_reports.cli.mutants import mutants
-from fa3_reports.cli.pages import claims, clauses, device, issue
+from fa3_reports.cli.pages import claims, clauses, device, invariance, issue, row
 from fa3_reports.cli.record import record
 from fa3_reports.cli.recordings import recordings
 from fa3_reports.cli.sanitize import sanitize
 from fa3_reports.cli.studies import studies
+from fa3_reports.cli.timeline import timeline
 from fa3verify.cli.exits import EPILOG
 
 JOURNEYS = {
-    "Without a GPU": (studies, adversary, audit, mutants, recordings, device, claims, clauses, issue),
-    "On a GPU": (bench, bits, record, counters, host, sanitize),
+    "Without a GPU": (
+        studies,
+        adversary,
+        audit,
+        hazards,
+        mutants,
+        recordings,
+        invariance,
+        device,
+        claims,
+        clauses,
+        row,
+        issue,
+    ),
+    "On a GPU": (bench, bits, record, timeline, counters, host, sanitize),
 }
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fa3_reports.bench.results import read
 from fa3_reports.bench.tables import csv_text
-from fa3_reports.stored import read_csv
-from fa3verify.files import csv_rows
+from fa3_reports.stored import csv_rows, read_csv
 
 # Names of peers in older tables, and their names in fa3verify.known.peers.
 RECORDED = {

@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_reference.problem import BackwardOperands
-from fa3_reports.audit.calls import calls_of
+from fa3_reports.audit.calls import ShippedLaunch, calls_of
 from fa3_reports.audit.shipped import shipped
 from fa3verify.campaign.pool import processes
 from fa3verify.text import one_line
@@ -120,7 +119,7 @@ def explanations(name: str, reports: Sequence[Report]) -> list[str]:
     """Return what explains each report of a launch, by the code that its kernels compile to here; or empty texts."""
     if not reports:
         return []
-    from fa3_kernels.audit.compile import compile_call
+    from fa3_reports.audit.compile import compile_call
 
     wanted = {report.kernel for report in reports}
     code = {call.kernel: compile_call(call).sass for call in calls_of(_named(name)) if call.kernel in wanted}

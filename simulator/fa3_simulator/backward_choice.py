@@ -16,7 +16,11 @@ from fa3_kernels.plan.choose import check_head_dims
 from fa3_kernels.plan.config import WARPGROUP_ROWS, require
 from fa3_kernels.plan.families import OURS
 from fa3_reference.problem import AttentionProblem
+from fa3_simulator.backward import backward
 from fa3_simulator.backward_schedule import BackwardSchedule, DqPath
+from fa3_simulator.footprint import misfits
+from fa3_simulator.machine import Machine
+from fa3_simulator.schedules import TileBlocks
 
 # Ways of dQ to memory that a kernel may have, by whether it is ours.
 _PATHS: dict[bool, tuple[DqPath, ...]] = {True: ("tma warp",), False: ("tma warp", "registers")}
@@ -87,7 +91,7 @@ def schedule_for(
     return replace(schedule, **changes)
 
 
-def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Iterator[BackwardSchedule]:
+def candidates(problem: AttentionProblem, family: str, machine: Machine) -> Iterator[BackwardSchedule]:
     """Yield the schedules whose products wgmma can compute and that fit an SM, each with as many slots as fit.
 
     They have the channels that a launch of the family computes. Either S is transposed, so that P and dS stay in
@@ -115,7 +119,8 @@ def candidates(problem: AttentionProblem, family: str, smem_bytes: float) -> Ite
             sizes = {"tile_m": tile_m, "tile_n": tile_n, "consumers": consumers, "dq_transposed": transposed}
             fields = layout | sizes
             with suppress(ValueError):  # a product that wgmma cannot compute, or no number of slots fits
-                yield next(s for s in _with_slots(base, fields) if s.fits(smem_bytes))
+                slots = _with_slots(base, fields)
+                yield next(s for s in slots if not any(misfits(backward(s, [TileBlocks(1)]), machine)))
 
 
 def _with_slots(base: BackwardSchedule, fields: dict[str, Any]) -> Iterator[BackwardSchedule]:

@@ -1,4 +1,4 @@
-"""One consumer warpgroup of a backward kernel, as all kernels have it: the slots and barriers that it shares with the
+"""One consumer warpgroup of a backward kernel, as all kernels have it: the rings and barriers that it shares with the
 other warps of its CTA, its vector work by class, and its loop over key tiles and row blocks.
 
 The consumers of upstream are in :mod:`fa3_simulator.backward`, and those of our kernel in
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import count
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS, slot_threads
-from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Slot, Work
-from fa3_simulator.resources import emptied, filled, slots
+from fa3_simulator.backward_schedule import WGMMA_K, BackwardSchedule
+from fa3_simulator.program import Slot, Work
+from fa3_simulator.rings import work_on
+from fa3_simulator.schedule import Cta
 from fa3_simulator.schedules import TileBlocks
-from fa3_simulator.vector_work import work_on
 
 WAVEFRONT_BYTES = 128  # bytes of the shared memory port that a warp's instruction takes at least
 
@@ -77,89 +76,97 @@ def backward_work(schedule: BackwardSchedule, consumer: int = 0) -> dict[str, Wo
 
 
 class BackwardResources:
-    """Slots and barriers that the warps share.
+    """Rings, barriers and buffers that the warps share.
 
-    K, V, P, dS and dQ have one slot for each consumer; where consumers split roles, K, V, P and dS have one slot for
-    all. In our kernel lse and D of a row block lie side by side in the slot of lse, and ``delta`` is ().
+    K, V, P, dS and dQ have one buffer for each consumer; where consumers split roles, K, V, P and dS have one for all.
+    In our kernel lse and D of a row block lie side by side in the slot of lse.
     """
 
-    def __init__(self, s: BackwardSchedule, *, adds_gradients: bool) -> None:
-        self.schedule = s
-        self.adds_gradients = adds_gradients
-        row = 2 * s.head_dim
+    def __init__(self, cta: Cta, s: BackwardSchedule) -> None:
+        rows = 2 * s.tile_m * s.head_dim
         each = range(s.consumers)
         parts = range(1 if s.splits_roles else s.consumers)
-        part = 2 * s.tile_m * s.tile_n // len(parts)
-        self.q = slots("q", s.num_stages, s.tile_m * row)
-        self.lse = slots("lse", s.num_stages, (8 if s.is_ours else 4) * s.tile_m)
-        self.dout = slots("dout", s.dout_stages, s.tile_m * row)
-        self.delta = () if s.is_ours else slots("delta", s.dout_stages, 4 * s.tile_m)
-        self.k, self.v = ([Slot(f"{name}.{w}", s.tile_n * row // len(parts)) for w in parts] for name in "kv")
-        self.ds, self.p = (
-            [[Slot(f"{name}[{i}].{w}", part) for w in parts] for i in range(s.ds_stages)] for name in ("ds", "p")
-        )
-        self.dq = [Slot(f"dq.{w}", 4 * s.staged(w)) for w in each]
-        self.scores = Slot("scores", 4 * s.tile_m * s.tile_n)
-        self.q_full = filled("q", s.num_stages)
-        self.dout_full = filled("dout", s.dout_stages)
-        self.kv_full = Mbarrier("kv_full", 1)
+        threads = slot_threads(s.consumers) if s.traits.named_rings else 0
         # The first identities of named barriers are taken: by Triton's partitions, which have five, or else by one
         # barrier for each consumer.
-        first = 5 if s.is_ours else 1 + s.consumers
-        self.own = [NamedBarrier(f"warps[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each]
-        self.both = NamedBarrier("all warpgroups", first, WARPGROUP_THREADS * s.consumers)
-        self.kv_empty = NamedBarrier("kv_empty", first + 1, slot_threads(s.consumers))
-        self.q_empty = emptied("q", s.num_stages, s, first + 2)
-        self.dout_empty = emptied("dout", s.dout_stages, s, first + 2 + s.num_stages)
-        names = count(first + 2 + (s.num_stages + s.dout_stages) * s.traits.named_rings)
+        self.own = [cta.named_barrier(f"warps[{w}]", WARPGROUP_THREADS, w + (w > 0)) for w in each]
+        cta.identities = 4 if s.is_ours else s.consumers
+        self.both = cta.named_barrier("all warpgroups", WARPGROUP_THREADS * s.consumers)
+        self.kv_empty = cta.named_barrier("kv_empty", slot_threads(s.consumers))
+        self.kv_full = cta.mbarrier("kv_full")
+        beside, delta = (8 * s.tile_m, {}) if s.is_ours else (4 * s.tile_m, {"delta": 4 * s.tile_m})
+        self.q = cta.ring("q", s.num_stages, {"q": rows, "lse": beside}, consumers=s.consumers, threads=threads)
+        self.dout = cta.ring("dout", s.dout_stages, {"dout": rows} | delta, consumers=s.consumers, threads=threads)
+        self.k, self.v = (
+            [cta.smem(f"{name}.{w}", 2 * s.tile_n * s.head_dim // len(parts)) for w in parts] for name in "kv"
+        )
+        self.ds, self.p = (
+            [[cta.smem(f"{name}[{i}].{w}", 2 * s.tile_m * s.tile_n // len(parts)) for w in parts] for i in range(slots)]
+            for name, slots in (("ds", s.ds_stages), ("p", 0 if s.scores_transposed else s.ds_stages))
+        )
         if s.dq == "tma warp":
+            self.dq = [cta.smem(f"dq.{w}", 4 * s.staged(w)) for w in each]
             self.dq_full, self.dq_empty = (
-                [NamedBarrier(f"{name}[{w}]", next(names), WARPGROUP_THREADS + WARP_THREADS) for w in each]
+                [cta.named_barrier(f"{name}[{w}]", WARPGROUP_THREADS + WARP_THREADS) for w in each]
                 for name in ("dq_full", "dq_empty")
             )
         if s.splits_roles:
-            self.scores_ready = NamedBarrier("scores_ready", next(names), WARPGROUP_THREADS * s.consumers)
-
-
-_ACCUMULATORS = ("S", "dP", "dV", "dK", "dQ", "dQ low", "dQ high")
+            self.scores = cta.smem("scores", 4 * s.tile_m * s.tile_n)
+            self.scores_ready = cta.named_barrier("scores_ready", WARPGROUP_THREADS * s.consumers)
 
 
 class BackwardConsumer(ABC):
-    """One warpgroup, with its keys of every key tile and its share of dQ; methods add operations to its stream."""
+    """One warpgroup, with its keys of every key tile and its share of dQ; the methods describe what it does."""
 
-    def __init__(self, builder: Builder, shared: BackwardResources, index: int) -> None:
+    def __init__(
+        self, cta: Cta, shared: BackwardResources, schedule: BackwardSchedule, index: int, adds_gradients: bool
+    ) -> None:
         self.shared = shared
+        self.adds_gradients = adds_gradients
         self.index = index
-        self.s = s = shared.schedule
-        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, s.registers[1])
+        self.s = s = schedule
+        self.c = cta.warpgroup(f"consumer {index}", registers=s.registers[1])
         self.work = backward_work(s, index)
-        holds_v = s.v_in_registers and not s.is_ours
-        holds_scores = s.scores_transposed or s.is_ours
-        self.scores = Gemm("Q K^T", *s.scores, 16, False)
-        self.grads = Gemm("dO V^T", *s.scores, 16, holds_v)
-        self.to_dv, self.to_dk = (Gemm(name, *s.gradients, 16, holds_scores) for name in ("P^T dO", "dS^T Q"))
-        self.to_dq = Gemm("dS K", *s.queries(index), 16, False)
-        self.accumulators = {name: Slot(f"{name}.{index}", 0) for name in _ACCUMULATORS}
-        self.step = 0
+        names = ("S", "dP", "dV", "dK", "dQ", "dQ low", "dQ high")
+        self.sums = {name: Slot(f"{name}.{index}", 0) for name in names}
+        self.products = {  # by the accumulator that each adds to
+            "S": ("Q K^T", s.scores),
+            "dP": ("dO V^T", s.scores),
+            "dV": ("P^T dO", s.gradients),
+            "dK": ("dS^T Q", s.gradients),
+            "dQ": ("dS K", s.queries(index)),
+        }
 
-    def run(self, tiles: list[TileBlocks]) -> None:
+        self.hold()
+
+    def hold(self) -> None:
+        """Count the registers: S and dP, later dS and dQ; dK and dV; and V if it is in registers."""
+        s = self.s
+        scores = s.tile_m * s.tile_n // (1 if s.splits_roles else s.consumers)
+        keys = s.tile_n * s.head_dim // s.consumers
+        rows = s.tile_m * s.head_dim // (s.consumers * s.dq_slices)
+        self.c.fragment("S and dP", 2, scores)
+        self.c.fragment("dK and dV", 2, keys)
+        self.c.fragment("dS and dQ", 1, rows + (scores // 2 if s.scores_transposed else 0), reuses="S and dP")
+        if s.v_in_registers:
+            self.c.fragment("V", 1, keys, bits=16)
+
+    def run(self, tiles: Sequence[TileBlocks]) -> None:
         """Add all key tiles of the CTA."""
-        stream = self.stream
         for number, tile in enumerate(tiles):
-            stream.mark("tile")
-            stream.delay("cold_code_cycles")
-            stream.wait(self.shared.kv_full, number)
+            self.c.mark("tile")
+            self.c.delay("cold_code_cycles")
+            self.c.wait(self.shared.kv_full, number)
             self.begin()
             for block in range(tile.blocks):
                 self.row_block(is_masked=block < tile.masked, is_last=block + 1 == tile.blocks)
-                self.step += 1
-            stream.delay("cold_code_cycles")
+            self.c.delay("cold_code_cycles")
             self.epilogue()
-            stream.store_wait()
+            self.c.store_wait()
             if self.s.traits.joins_warps:  # Triton's barrier in front of handing K and V back
                 self.join_warps()
-            stream.bar_arrive(self.shared.kv_empty)
-        stream.mark("end")
+            self.c.bar_arrive(self.shared.kv_empty)
+        self.c.mark("end")
 
     @abstractmethod
     def begin(self) -> None:
@@ -173,45 +180,34 @@ class BackwardConsumer(ABC):
     def epilogue(self) -> None:
         """Add the operations behind a tile's last row block, which write dK and dV to memory."""
 
-    @property
-    def q_slot(self) -> int:
-        """Return the slot of Q of the row block."""
-        return self.step % self.s.num_stages
+    def issue(self, name: str, a: Sequence[Slot] | None, b: Sequence[Slot], *, part: str = "", slices: int = 1) -> int:
+        """Start the product of an accumulator, or one of ``slices`` equal parts of it; return its wgmma groups.
 
-    @property
-    def dout_slot(self) -> int:
-        """Return the slot of dO of the row block."""
-        return self.step % self.s.dout_stages
-
-    @property
-    def ds_slot(self) -> int:
-        """Return the slot of dS, and of P, of the row block."""
-        return self.step % self.s.ds_stages
-
-    def issue(self, gemm: Gemm, a: Sequence[Slot] | None, b: Sequence[Slot], name: str, slices: int = 1) -> int:
-        """Start one of ``slices`` equal parts of a product into accumulator ``name``; return its wgmma groups.
-
-        There is one group for each slot of the operand in more slots; ``a`` None is an operand in registers.
+        There is one group for each slot of the operand in more slots; ``a`` None is an operand in registers. ``part``
+        names the accumulator of a product that is computed in parts.
         """
-        parts = max(len(a or ()), len(b))
-        count = gemm.instructions // slices
-        for part in range(parts):
-            some = count * (part + 1) // parts - count * part // parts
-            left = a[part % len(a)] if a else None
-            self.stream.issue(gemm._replace(instructions=some), left, b[part % len(b)], self.accumulators[name])
-        return parts
+        word, product = self.products[name]
+        groups = max(len(a or ()), len(b))
+        count = product.instructions // slices
+        for i in range(groups):
+            some = count * (i + 1) // groups - count * i // groups
+            self.c.wgmma(
+                word,
+                a=a[i % len(a)] if a else None,
+                b=b[i % len(b)],
+                acc=self.sums[name + part],
+                n=product.columns,
+                k=WGMMA_K * some,
+            )
+        return groups
 
     def join_warps(self) -> None:
-        self.stream.bar_sync(self.shared.own[self.index])
-
-    def wait_full(self, ring: Sequence[Mbarrier], step: int) -> None:
-        self.stream.wait(ring[step % len(ring)], step // len(ring))
+        self.c.bar_sync(self.shared.own[self.index])
 
     def weights(self, *, is_masked: bool) -> None:
-        if is_masked:
-            self.stream.work(self.work["mask"])
-        self.stream.work(self.work["exp2"])
+        names = ("beside exp2", *(["mask"] if is_masked else []), "exp2")
+        self.c.work(*(self.work[name] for name in names if name in self.work))
 
     def fence(self) -> None:
-        self.stream.fence()
-        self.stream.delay("proxy_fence_cycles")
+        self.c.fence()
+        self.c.delay("proxy_fence_cycles")

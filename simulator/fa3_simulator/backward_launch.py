@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME, visited_rows
@@ -13,7 +14,7 @@ from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.rules import require
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.limits import check_launch
+from fa3_simulator.launch import check_launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 
@@ -41,7 +42,7 @@ class KeyTile(NamedTuple):
 
 def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
     """Raise ValueError for a problem that no backward program is written for, for an order that may deadlock, and where
-    :func:`fa3_simulator.limits.check_launch` does.
+    :func:`fa3_simulator.launch.check_launch` does.
     """
     require(not problem.softcap, "the backward is simulated without softcap")
     require(
@@ -158,7 +159,4 @@ def around_cycles(problem: AttentionProblem, schedule: BackwardSchedule, machine
 
 def _rows(problem: AttentionProblem) -> tuple[int, int]:
     """Return the number of rows of Q over all heads, and of rows of K."""
-    sequences = list(problem.sequences())
-    rows = sum(s.seqlen_q for s in sequences)
-    keys = sum(s.seqlen_k for s in sequences)
-    return problem.nheads * rows, problem.nheads_kv * keys
+    return prod(problem.q_shape[:-1]), prod(problem.k_shape[:-1])

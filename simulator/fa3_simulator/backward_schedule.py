@@ -13,13 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, require
 from fa3_kernels.plan.families import OURS, Traits, traits_of
 
 WGMMA_K = 16  # of 16-bit operands
 HEAD_DIMS = (64, 96, 128, 192, 256)
-OTHER_REGISTERS = 24  # registers of a consumer thread for addresses, statistics and loop state
 Turns = Literal["free", "ascending", "descending", "shift"]
 DqPath = Literal["tma warp", "registers"]
 
@@ -123,15 +121,6 @@ class BackwardSchedule:
         return self.traits.is_built_here
 
     @property
-    def signals_early(self) -> bool:
-        """Tell whether a turn is passed on when shared memory has been read, before the sum is visible in global
-        memory. Upstream does that.
-
-        A bulk wait with ``.read`` guarantees no more than that: FlashAttention issue 2244.
-        """
-        return not self.is_ours
-
-    @property
     def scores(self) -> Product:
         """Product of one warpgroup for S, and for dP."""
         keys = self.tile_n if self.splits_roles else self.tile_n // self.consumers
@@ -207,31 +196,6 @@ class BackwardSchedule:
         """Registers per thread of the warps that copy, and of a consumer: together all that an SM has."""
         return (24, 240) if self.consumers == 2 else (32, 160)
 
-    @property
-    def registers_needed(self) -> int:
-        """Return the registers that a consumer thread needs: for dK and dV; for S and dP, or dS and dQ, whichever are
-        more; for V if it is in registers; and for the rest.
-        """
-        threads = 128 * self.consumers
-        sums = 2 * self.tile_n * self.head_dim // threads
-        scores = self.tile_m * self.tile_n // (WARPGROUP_THREADS if self.splits_roles else threads)
-        queries = self.tile_m * self.head_dim // threads // self.dq_slices
-        ds = scores // 2 if self.scores_transposed else 0  # in 16 bits
-        v = self.tile_n * self.head_dim // threads // 2 if self.v_in_registers else 0
-        return sums + max(2 * scores, ds + queries) + v + OTHER_REGISTERS
-
-    @property
-    def smem_bytes(self) -> int:
-        """Shared memory of all buffers, without the mbarriers."""
-        rows = 2 * self.tile_m * self.head_dim
-        keys = 2 * self.tile_n * self.head_dim
-        score = 2 * self.tile_m * self.tile_n
-        statistics = 8 * self.num_stages if self.is_ours else 4 * (self.num_stages + self.dout_stages)
-        rings = rows * (self.num_stages + self.dout_stages) + statistics * self.tile_m
-        shared = score * self.ds_stages * (1 if self.scores_transposed else 2)
-        staged = 0 if self.dq == "registers" else 2 * rows // self.dq_parts
-        return rings + 2 * keys + shared + staged + (2 * score if self.splits_roles else 0)
-
     def adds_gradients(self, group: int) -> bool:
         """Tell whether dK and dV are added in global memory in fp32, as several query heads share keys.
 
@@ -246,21 +210,6 @@ class BackwardSchedule:
             False for our kernel, which works through all heads of a group instead.
         """
         return group > 1 and not self.is_ours
-
-    def fits(self, smem_bytes: float) -> bool:
-        """Tell whether the registers and the shared memory of an SM suffice.
-
-        Parameters
-        ----------
-        smem_bytes : float
-            Shared memory of a CTA.
-
-        Returns
-        -------
-        bool
-            Whether both suffice.
-        """
-        return self.registers_needed <= self.registers[1] and self.smem_bytes <= smem_bytes
 
     def masks(self, blocks: int, hidden: int) -> int:
         """Return how many of a tile's row blocks run the code for masks.

@@ -1,389 +1,319 @@
-"""The consumer warpgroups of a forward kernel, as programs of the simulator, transcribed from real kernels.
+"""The consumer warpgroups of a forward kernel in the language of descriptions, transcribed from real kernels.
 
 The real kernels are our own (:mod:`fa3_kernels.gluon`) and upstream FlashAttention-3
 (hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp); their differences are listed in :mod:`fa3_kernels.plan.families`.
-:mod:`fa3_simulator.forward` builds the whole CTA, whose loads are in :mod:`fa3_simulator.forward`. With two slots for
-Q the first Q K^T of a tile is issued with the last P V of the tile before; with one slot a tile begins with its own.
+:mod:`fa3_simulator.resources` has what the warps of a CTA share, and :mod:`fa3_simulator.forward` the loads and the
+whole CTA. With two slots for Q the first Q K^T of a tile is issued with the last P V of the tile before; with one slot
+a tile begins with its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Sequence
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.call import boxes
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan.config import K_STEP, WARPGROUP_ROWS
 from fa3_kernels.plan.variant import staged_channels
-from fa3_simulator.program import Builder, Gemm, Mbarrier, Slot, Work
+from fa3_simulator.program import Slot
 from fa3_simulator.resources import Resources
-from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, serializes
+from fa3_simulator.rings import Stage
+from fa3_simulator.schedule import COPY_BYTES, Cta
+from fa3_simulator.schedules import TileBlocks, copies_queries, early_exponentials, starts_both
 from fa3_simulator.vector_work import softmax_work
-
-COPY_BYTES = 16  # what one thread copies by one cp.async
-
-
-def _output_parts(config: Config) -> list[int]:
-    """Return the channels of each product that P V is cut into: one product for each slice of O. Our kernels cut three
-    boxes of channels into two and one."""
-    slices = config.pv_parts[0]
-    channels = config.head_dim_v
-    is_boxed = slices == 1 and config.traits.is_built_here and boxes(channels) == 3
-    return [2 * channels // 3, channels // 3] if is_boxed else [channels // slices] * slices
 
 
 class Consumer:
-    """One consumer warpgroup of a warp-specialised kernel; its methods add operations to the warpgroup's stream."""
+    """One consumer warpgroup of a warp-specialised kernel; its methods describe what it does."""
 
-    def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
-        s = shared.config
+    def __init__(self, cta: Cta, shared: Resources, index: int) -> None:
         self.shared = shared
-        self.s = s
+        self.s = s = shared.config
         self.index = index
-        self.serializes, self.early_share = serializes(s), early_exponentials(s)
-        self.stream = builder.actor(f"consumer {index}", WARPGROUP_THREADS, registers)
+        self.c = cta.warpgroup(f"consumer {index}", registers=s.registers[1] if s.warp_specialized else 255)
         self.work = softmax_work(s)
-        self.qk = Gemm("Q K^T", -(-s.head_dim * s.bits // 256), s.tile_n, s.bits, False)
-        self.qk_held = self.qk._replace(a_in_registers=True)
-        steps = s.tile_n * s.bits // 256
-        self.pv = [Gemm("P V", steps, n, s.bits, s.pv_from_registers) for n in _output_parts(s)]
+        self.hold()
+        self.serializes = s.traits.is_serialised and self.c.registers_needed > s.registers[1]
+        self.takes_turns = s.pingpong and s.consumers > 1
         self.ahead = s.softmax_stages - 2  # blocks whose scores are begun before the softmax of the current one
-        self.scores = [Slot(f"S.{index}" + f"[{i}]" * self.ahead, 0) for i in range(1 + self.ahead)]
-        parts = len(self.pv)
-        self.outputs = [Slot(f"O.{index}" + f"[{part}]" * (parts > 1), 0) for part in range(parts)]
-        self.p = None if s.pv_from_registers else Slot(f"P.{index}", shared.bytes_of["p"])
-        # ``round``: steps after which slots and parities are as before; ``step``: key blocks so far; ``tile``: tiles
-        self.query_slots = s.query_slots
-        self.round = 2 * s.num_stages
-        self.step = self.tile = 0
+        self.scores = [Slot(f"S[{i}] of {self.c.name}", 0) for i in range(1 + self.ahead)]
+        self.outputs = [(Slot(f"O[{i}] of {self.c.name}", 0), n) for i, n in enumerate(self.output_parts())]
+        self.p = None if s.pv_from_registers else shared.p[index]
 
-    def release(self, ring: str, use: int) -> None:
-        """Hand back the slot of a ring ("q", "k", "v") that its ``use``-th content was in: a step's, for Q a tile's."""
-        barriers = self.shared.empty[ring]
-        self.stream.hand_back(barriers[use % len(barriers)])
+    def output_parts(self) -> list[int]:
+        """Return the channels of each product that P V is cut into: one product for each slice of O. Our kernels cut
+        three boxes of channels into two and one."""
+        slices = self.s.pv_parts[0]
+        channels = self.s.head_dim_v
+        is_boxed = slices == 1 and self.s.traits.is_built_here and boxes(channels) == 3
+        return [2 * channels // 3, channels // 3] if is_boxed else [channels // slices] * slices
 
-    def query(self, tile: int) -> Slot:
-        """Return the slot of this warpgroup's rows of a tile's Q."""
-        return self.shared.q[tile % self.s.query_slots * self.s.consumers + self.index]
+    def hold(self) -> None:
+        """Count the registers: S (two of them with three stages), O, Q if it is in registers, and P with the promoted
+        partial sums, which take those of S unless products run under the softmax."""
+        s = self.s
+        self.c.addresses = s.traits.other_registers[s.is_fp8]
+        self.c.fragment("S", s.tile_n * (s.softmax_stages - 1))
+        self.c.fragment("O", s.head_dim_v)
+        if s.holds_queries:
+            self.c.fragment("Q", s.head_dim, bits=16)
+        p = s.tile_n * s.bits // 32 if s.pv_from_registers else 0
+        in_parts = s.head_dim_v // s.pv_parts[0] * (s.sums_in_flight if s.adds_in_place else 1)
+        sums = 0 if not s.promotion_interval else s.head_dim_v if starts_both(s) else in_parts
+        self.c.fragment("P and sums", p + sums, reuses="" if s.overlaps else "S")
 
     def take_turn(self) -> None:
-        if self.s.pingpong and self.s.consumers > 1:
-            self.stream.bar_sync(self.shared.turn[self.index])
+        if self.takes_turns:
+            self.c.bar_sync(self.shared.turn[self.index])
 
     def pass_turn(self) -> None:
-        if self.s.pingpong and self.s.consumers > 1:
-            self.stream.bar_arrive(self.shared.turn[(self.index + 1) % self.s.consumers])
+        if self.takes_turns:
+            self.c.bar_arrive(self.shared.turn[(self.index + 1) % self.s.consumers])
 
-    def wait_full(self, barriers: tuple[Mbarrier, ...], step: int) -> None:
-        self.stream.wait(barriers[step % len(barriers)], step // len(barriers))
+    def multiply(self, name: str, a: Slot | None, b: Slot, acc: Slot, *, n: int, k: int) -> None:
+        """Start a product; where registers are short, wait for every single wgmma of it."""
+        step = K_STEP[self.s.dtype]
+        parts = -(-k // step) if self.serializes else 1
+        for _ in range(parts):
+            self.c.wgmma(name, a=a, b=b, acc=acc, n=n, k=-(-k // step) * step // parts, bits=self.s.bits)
+            if self.serializes:
+                self.c.wgmma_wait(0)
 
-    def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
-        if not self.serializes:
-            self.stream.issue(gemm, a, b, accumulator)
-            return
-        for _ in range(gemm.instructions):
-            self.stream.issue(gemm._replace(instructions=1), a, b, accumulator)
-            self.stream.wgmma_wait(0)
+    def issue_scores(self, keys: Stage, *, is_first: bool = False, pieces: int = 1) -> None:
+        """Start Q K^T of a block, or a piece of it; for the first blocks of a tile Q is read from shared memory in
+        every kernel."""
+        query = None if self.s.holds_queries and not is_first else self.own_query
+        self.multiply("Q K^T", query, keys.slot, self.scores_of(keys), n=self.s.tile_n // pieces, k=self.s.head_dim)
 
-    def issue_scores(self, tile: int, step: int, is_first: bool = False) -> None:
-        """Start Q K^T of a block; for the first blocks of a tile Q is read from shared memory in every kernel."""
-        k = self.shared.k[step % self.s.num_stages]
-        if self.s.holds_queries and not is_first:
-            self.issue(self.qk_held, None, k, self.scores_of(step))
-        else:
-            self.issue(self.qk, self.query(tile), k, self.scores_of(step))
+    @property
+    def own_query(self) -> Slot:
+        """This warpgroup's rows of the tile's Q."""
+        return self.c.last(self.shared.q)[f"q.{self.index}"]
 
-    def scores_of(self, step: int) -> Slot:
-        return self.scores[step % len(self.scores)]
+    def scores_of(self, keys: Stage) -> Slot:
+        return self.scores[keys.use % len(self.scores)]
 
-    def issue_output(self, step: int) -> None:
-        for gemm, output in zip(self.pv, self.outputs, strict=True):
-            self.issue(gemm, self.p, self.shared.v[step % self.s.num_stages], output)
+    def issue_output(self, values: Stage) -> None:
+        for output, channels in self.outputs:
+            self.multiply("P V", self.p, values.slot, output, n=channels, k=self.s.tile_n)
 
     def join_warps(self) -> None:
         """Let the four warps meet for the next wgmma; Triton's kernels have a barrier there, in front of the wait for
         K."""
         if self.s.consumers > 1:  # else nothing drives them apart
-            self.stream.delay("warp_skew_cycles")
+            self.c.delay("warp_skew_cycles")
         if self.s.traits.joins_warps:
-            self.stream.bar_sync(self.shared.epilogue[self.index])
+            self.c.bar_sync(self.shared.epilogue[self.index])
 
-    def row_max(self, step: int, masked: bool, is_first: bool = False) -> None:
-        stream = self.stream
-        stream.read(self.scores_of(step))
-        if masked:
-            stream.work(self.work["mask"])
-        stream.work(self.work["first max" if is_first else "max"])
-        stream.work(self.work["quad"])
+    def row_max(self, keys: Stage, masked: bool) -> None:
+        names = (*(["mask"] if masked else []), "max", "quad")
+        self.c.read(self.scores_of(keys), *(self.work[name] for name in names))
 
-    def early(self) -> None:
-        """Add the exponentials that ptxas issues before the wait for the previous P V, or before the turn is passed."""
-        self.stream.work(self.work["early"])
+    def only_softmax(self, keys: Stage, masked: bool) -> None:
+        """Add the softmax of a tile's first block, which has no O to rescale."""
+        names = (*(["mask"] if masked else []), "first max", "quad", "first")
+        self.c.read(self.scores_of(keys), *(self.work[name] for name in names))
+        self.share_p()
 
-    def finish_softmax(self, work: str = "rest") -> None:
-        """Add the other exponentials, the conversion to P and the rescaling of O.
+    def finish_softmax(self) -> None:
+        """Add the exponentials that are not early, the conversion to P and the rescaling of O.
 
-        For a tile's first block, which has no O to rescale, ``work`` is "first".
+        Where sums are promoted O is rescaled before the exponentials, to add them to it.
         """
-        # where sums are promoted O is rescaled before the exponentials, to add them to it
-        if work == "rest":
-            self.read_output()
-            if self.s.promotes:
-                self.stream.work(self.work["rescale"])
-        self.stream.work(self.work[work])
-        if work == "rest" and not self.s.promotes:
-            self.stream.work(self.work["rescale"])
-        if work == "rest" and self.work["drain"].stall:
-            self.stream.work(self.work["drain"])
-        if self.p:
-            self.stream.write(self.p)
-            self.stream.fence()
+        self.read_output()
+        names = ("rescale", "rest") if self.s.promotes else ("rest", "rescale")
+        self.c.work(*(self.work[name] for name in names), self.work["drain"])
+        self.share_p()
 
-    def prepare(self) -> None:
-        """Add the work on addresses and descriptors, in front of a step's waits."""
-        self.stream.work(self.work["other"])
+    def share_p(self) -> None:
+        if self.p:
+            self.c.write(self.p)
+            self.c.fence()
 
     def overlapped_step(self, masked: bool) -> None:
         """Add P V of this block under the softmax of the next one."""
-        step = self.step
         self.join_warps()
-        self.wait_full(self.shared.k_full, step + 1)
+        keys = self.c.wait_full(self.shared.k)
         self.take_turn()
-        self.issue_scores(self.tile, step + 1)
-        self.wait_full(self.shared.v_ready, step)
-        self.issue_output(step)
+        self.issue_scores(keys)
+        values = self.c.wait_full(self.shared.v)
+        self.issue_output(values)
         if not self.s.holds_turn:
             self.pass_turn()
-        self.prepare()
-        self.stream.wgmma_wait(len(self.outputs))
-        self.release("k", step + 1)
-        if self.early_share < 0:  # ptxas puts that wait in front of the row maxima too
-            self.stream.wgmma_wait(0)
-        self.row_max(step + 1, masked)
+        self.c.work(self.work["other"])
+        self.c.wgmma_wait(len(self.outputs), keys)
+        if early_exponentials(self.s) < 0:  # ptxas puts that wait in front of the row maxima too
+            self.c.wgmma_wait(0)
+        self.row_max(keys, masked)
         if self.s.holds_turn:
             self.pass_turn()
-        self.early()
-        self.stream.wgmma_wait(0)
-        self.release("v", step)
-        self.finish_softmax()
+        self.c.work(self.work["early"])
+        self.c.wgmma_wait(0, values)
 
     def three_stage_step(self, masked: bool, more: bool) -> None:
         """Add P V of this block, and with ``more`` Q K^T of the block after next, under the next block's softmax."""
-        step = self.step
         self.join_warps()
-        if more:
-            self.wait_full(self.shared.k_full, step + 2)
+        keys = self.c.last(self.shared.k)
+        following = [self.c.wait_full(self.shared.k)] if more else []
         self.take_turn()
-        if more:
-            self.issue_scores(self.tile, step + 2)
-        self.wait_full(self.shared.v_ready, step)
-        self.issue_output(step)
+        for stage in following:
+            self.issue_scores(stage)
+        values = self.c.wait_full(self.shared.v)
+        self.issue_output(values)
         self.pass_turn()
-        self.prepare()
-        self.row_max(step + 1, masked)
-        self.early()
-        self.stream.wgmma_wait(0)
-        if more:
-            self.release("k", step + 2)
-        self.release("v", step)
-        self.finish_softmax()
+        self.c.work(self.work["other"])
+        self.row_max(keys, masked)
+        self.c.work(self.work["early"])
+        self.c.wgmma_wait(0, *following, values)
 
     def serial_step(self, masked: bool) -> None:
         """Add P V of this block, then Q K^T of the next one, then the next one's softmax."""
-        step = self.step
         self.join_warps()
-        self.wait_full(self.shared.v_ready, step)
-        self.wait_full(self.shared.k_full, step + 1)
+        values = self.c.wait_full(self.shared.v)
+        keys = self.c.wait_full(self.shared.k)
         self.take_turn()
-        self.issue_output(step)
-        self.stream.wgmma_wait(0)
-        self.release("v", step)
-        self.issue_scores(self.tile, step + 1)
-        self.prepare()
-        self.stream.wgmma_wait(0)
-        self.row_max(step + 1, masked)
-        self.early()
-        self.release("k", step + 1)
+        self.issue_output(values)
+        self.c.wgmma_wait(0, values)
+        self.issue_scores(keys)
+        self.c.work(self.work["other"])
+        self.c.wgmma_wait(0)
+        self.row_max(keys, masked)
+        self.c.work(self.work["early"])
+        self.c.release(keys)
         self.pass_turn()
-        self.finish_softmax()
-
-    def copy_query(self, number: int) -> None:
-        """Copy this warpgroup's rows of a tile's Q by its own threads, 16 bytes each at a time, none of it ahead."""
-        q = self.query(number)
-        self.stream.work(Work("copy Q", 1, other=-(-q.bytes // (COPY_BYTES * WARPGROUP_THREADS))))
-        self.stream.load(self.shared.q_full[number % self.s.query_slots], (q,), is_far=True)
-
-    def release_query(self, number: int) -> None:
-        if not copies_queries(self.s):  # a warpgroup that copies its own Q is the only one to write there
-            self.release("q", number)
-
-    def first_scores(self, tile: int, step: int, lead: int) -> None:
-        """Start Q K^T of a tile's first block, whose K is there, and of ``lead`` blocks more."""
-        self.issue_scores(tile, step, is_first=True)
-        for ahead in range(1, lead + 1):
-            self.wait_full(self.shared.k_full, step + ahead)
-            self.issue_scores(tile, step + ahead, is_first=True)
 
     def block(self, is_masked: bool, more: bool) -> None:
-        """Add the softmax of a block and P V of the one before; ``more`` if the tile has another block behind it."""
+        """Add P V of a block and the softmax of the next one; ``more`` if the tile has another block behind that."""
         if self.s.softmax_stages == 3:
             self.three_stage_step(is_masked, more)
         elif self.s.intra_wg_overlap:
             self.overlapped_step(is_masked)
         else:
             self.serial_step(is_masked)
+        self.finish_softmax()
 
-    def run(self, tiles: list[TileBlocks]) -> None:
+    def first_scores(self, keys: Stage, lead: int) -> None:
+        """Start Q K^T of a tile's first block, whose K is there, and with ``lead`` of the block behind it."""
+        self.issue_scores(keys, is_first=True)
+        if lead:
+            self.issue_scores(self.c.wait_full(self.shared.k), is_first=True)
+
+    def run(self, tiles: Sequence[TileBlocks]) -> None:
         """Add all tiles of the CTA; each has at least one block."""
-        self.step = 0
         leads = [min(self.ahead, tile.blocks - 1) for tile in tiles]
         crosses = self.s.crosses_tiles
         if self.index == self.s.consumers - 1:  # so that warpgroup 0 has the first turn
             self.pass_turn()
         for number, tile in enumerate(tiles):
-            self.tile = number
-            following = leads[number + 1] if crosses and number + 1 < len(tiles) else None
-            is_fed = crosses and number > 0  # its first scores were issued with the tile before
-            self.repeated(self.start_tile, leads[number], tile.masked > 0, is_fed, waits_for_q=not is_fed)
-            masked = max(tile.masked, 1)
-            self.add_blocks(masked - 1, True, masked == tile.blocks)
-            self.add_blocks(tile.blocks - masked, False, True)
-            self.repeated(self.finish_tile, following, waits_for_q=following is not None)
-            self.step += 1
-        self.stream.store_wait()
-        self.stream.mark("end")
+            self.c.mark("tile")
+            if not (crosses and number):  # else its first scores were started with the tile before
+                self.c.repeated(self.start_tile, leads[number])
+            self.c.repeated(self.first_softmax, leads[number], tile.masked > 0)
+            for block in range(1, tile.blocks):
+                self.c.repeated(self.block, block < tile.masked, block + self.ahead < tile.blocks)
+            self.c.repeated(self.finish_tile, leads[number + 1] if crosses and number + 1 < len(tiles) else None)
+        self.c.store_wait()
+        self.c.mark("end")
 
-    def repeated(self, emit: Callable[..., None], *arguments: Hashable, waits_for_q: bool = False) -> None:
-        """Add operations by :meth:`Stream.repeated`: they are the same for the same method, arguments and place in the
-        rings. A method that waits for Q also depends on the parity of its barrier."""
-        place = (self.step % self.round, self.tile % (self.query_slots * (2 if waits_for_q else 1)))
-        self.stream.repeated((*place, emit.__name__, arguments), emit, *arguments)
+    def start_tile(self, lead: int) -> None:
+        """Start a tile's first scores; ``lead`` is how many blocks more have their scores started ahead."""
+        if copies_queries(self.s):  # its own rows by its own threads, 16 bytes each at a time, none of it ahead
+            query = self.c.acquire(self.shared.q)
+            mine = query[f"q.{self.index}"]
+            self.c.vector("copy Q", chunks=1, other=-(-mine.bytes // (COPY_BYTES * WARPGROUP_THREADS)))
+            self.c.tma_load(query.full, mine, far=True)
+        self.c.wait_full(self.shared.q)
+        keys = self.c.wait_full(self.shared.k)
+        self.take_turn()
+        self.first_scores(keys, lead)
+        self.pass_turn()
 
-    def add_blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
-        """Add ``count`` blocks behind a tile's first one; ``is_last`` if the tile ends with them."""
-        if count:
-            first = self.step
-            self.repeated(self.blocks, count, is_masked, is_last and self.ahead > 0)
-            self.step = first + count
-
-    def blocks(self, count: int, is_masked: bool, is_last: bool) -> None:
-        """Add blocks as :meth:`add_blocks` does. Whole rounds of the rings are alike, so one is built and repeated."""
-        rounds = (count - 1) // self.round
-        for _ in range(rounds):
-            self.add_blocks(self.round, is_masked, False)
-        for left in reversed(range(count - rounds * self.round)):
-            self.repeated(self.block, is_masked, left > 0 or not is_last)
-            self.step += 1
-
-    def start_tile(self, lead: int, is_masked: bool, is_fed: bool) -> None:
-        """Add the softmax of a tile's first block; its scores too, unless ``is_fed``: the tile before issued them.
-
-        ``lead`` is how many blocks more have their scores issued ahead.
-        """
-        stream = self.stream
-        stream.mark("tile")
-        if not is_fed:
-            if copies_queries(self.s):
-                self.copy_query(self.tile)
-            self.wait_full(self.shared.q_full, self.tile)
-            self.wait_full(self.shared.k_full, self.step)
-            self.take_turn()
-            self.first_scores(self.tile, self.step, lead)
-            self.pass_turn()
+    def first_softmax(self, lead: int, is_masked: bool) -> None:
+        """Add the wait for a tile's first scores, and their softmax."""
         self.tile_code()
-        stream.wgmma_wait(lead)
-        self.release("k", self.step)
+        keys = self.c.last(self.shared.k, back=lead)
+        self.c.wgmma_wait(lead, keys)
         if self.s.holds_queries:
-            stream.read(self.query(self.tile))
-            stream.work(self.work["hold"])
-            self.release_query(self.tile)
-        self.row_max(self.step, is_masked, is_first=True)
-        self.finish_softmax("first")
+            self.c.read(self.own_query, self.work["hold"])
+            self.c.release(self.c.last(self.shared.q))
+        self.only_softmax(keys, is_masked)
         if lead:
-            stream.wgmma_wait(0)
-            self.release("k", self.step + 1)
+            self.c.wgmma_wait(0, self.c.last(self.shared.k))
 
     def tile_code(self) -> None:
         """Add half of the code that a tile executes once, around its main loop; it is fetched anew, and with stalls."""
-        self.stream.delay("cold_code_cycles")
-        self.stream.work(self.work["tile"])
+        self.c.delay("cold_code_cycles")
+        self.c.work(self.work["tile"])
 
     def finish_tile(self, lead: int | None) -> None:
         """Add a tile's last P V and its epilogue, and between them the first Q K^T of the next tile and ``lead`` more.
 
         A ``lead`` of None leaves those of the next tile out.
         """
-        number = self.tile
+        query = self.c.last(self.shared.q)
         if not (self.s.output_in_query_slot or self.s.holds_queries):
-            self.release_query(number)
-        self.wait_full(self.shared.v_ready, self.step)
-        self.last_output(number, lead)
+            self.c.release(query)
+        values = self.c.wait_full(self.shared.v)
+        self.last_output(values, lead)
         self.tile_code()
-        self.add_last()
-        self.release("v", self.step)
-        self.epilogue(number)
-        if self.s.output_in_query_slot:
-            self.stream.store_wait()
-            self.release_query(number)
-
-    def last_output(self, number: int, lead: int | None) -> None:
-        if lead is None:
-            self.issue_output(self.step)
-            self.stream.wgmma_wait(0)
-            return
-        self.wait_full(self.shared.q_full, number + 1)
-        self.join_warps()
-        self.take_turn()
-        self.issue_output(self.step)
-        self.wait_full(self.shared.k_full, self.step + 1)
-        self.first_scores(number + 1, self.step + 1, lead)
-        self.pass_turn()
-        self.stream.wgmma_wait(1 + lead)
-
-    def add_last(self) -> None:
-        """Add a tile's last P V to O, where promoted sums have accumulators of their own."""
         if self.s.promotes and not self.s.adds_in_place:
             self.read_output()
-            self.stream.work(self.work["last"])
+            self.c.work(self.work["last"])
+        self.c.release(values)
+        self.epilogue()
+        if self.s.output_in_query_slot:
+            self.c.store_wait()
+            self.c.release(query)
+
+    def last_output(self, values: Stage, lead: int | None) -> None:
+        if lead is None:
+            self.issue_output(values)
+            self.c.wgmma_wait(0)
+            return
+        self.c.wait_full(self.shared.q)
+        self.join_warps()
+        self.take_turn()
+        self.issue_output(values)
+        self.first_scores(self.c.wait_full(self.shared.k), lead)
+        self.pass_turn()
+        self.c.wgmma_wait(1 + lead)
 
     def read_output(self) -> None:
-        for output in self.outputs:
-            self.stream.read(output)
+        for output, _ in self.outputs:
+            self.c.read(output)
 
-    def epilogue(self, tile: int) -> None:
+    def epilogue(self) -> None:
         """Write O to global memory through a buffer in shared memory, for FP8 in parts of 128 channels."""
-        stream = self.stream
-        size = WARPGROUP_ROWS * self.s.head_dim_v * 2
         self.read_output()
-        stream.work(self.work["epilogue"])
+        self.c.work(self.work["epilogue"])
         if self.s.traits.output_in_v:
             self.store_together()
             return
-        out = self.query(tile) if self.s.output_in_query_slot else self.shared.out[self.index]
-        staged = WARPGROUP_ROWS * staged_channels(self.s) * 2
-        for _ in range(-(-size // staged)):
-            stream.store_wait()
-            stream.write(out)
-            stream.work(self.work["store"])
-            stream.fence()
-            stream.bar_sync(self.shared.epilogue[self.index])
-            stream.store(out, staged)
+        out = self.own_query if self.s.output_in_query_slot else self.shared.out[self.index]
+        staged = staged_channels(self.s)
+        for _ in range(0, self.s.head_dim_v, staged):
+            self.c.store_wait()
+            self.c.meet()
+            self.write_output(out)
+            self.c.bar_sync(self.shared.epilogue[self.index])
+            self.c.tma_store(out, WARPGROUP_ROWS * staged * 2)
+
+    def write_output(self, out: Slot) -> None:
+        self.c.write(out, self.work["store"])
+        self.c.fence()
 
     def store_together(self) -> None:
         """Write O of all consumers to global memory through V's memory, when all have read V.
 
         The last consumer stores it for all, and V may be loaded again when it has left.
         """
-        stream = self.stream
-        last = self.s.consumers - 1
-        stream.bar_sync(self.shared.together)
-        stream.write(self.shared.out[self.index])
-        stream.work(self.work["store"])
-        stream.fence()
-        if self.index < last:
-            stream.bar_arrive(self.shared.together)
+        self.c.bar_sync(self.shared.together)
+        self.write_output(self.shared.out[self.index])
+        if self.index < self.s.consumers - 1:
+            self.c.bar_arrive(self.shared.together)
             return
-        stream.bar_sync(self.shared.together)
+        self.c.bar_sync(self.shared.together)
         for out in self.shared.out:
-            stream.store(out, out.bytes)
-        stream.store_wait()
-        stream.arrive(self.shared.stored)
+            self.c.tma_store(out)
+        self.c.store_wait()
+        self.c.arrive(self.shared.stored)

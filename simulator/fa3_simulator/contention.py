@@ -16,8 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-Tile = tuple[int, int, int]  # head of K and V, first key block, blocks
-
 
 class LaunchTiles(NamedTuple):
     """Tiles in the order in which they are handed out, and those of every CTA.
@@ -25,7 +23,7 @@ class LaunchTiles(NamedTuple):
     ``mine`` is empty where a CTA takes the next tile when it is free.
     """
 
-    tiles: np.ndarray  # int64 (tiles, 3), each a Tile
+    tiles: np.ndarray  # int64 (tiles, 3): head of K and V, first key block, blocks
     mine: np.ndarray  # int64, indices of the tiles of every CTA, CTA after CTA
     begins: np.ndarray  # (ctas + 1,), where the indices of each CTA begin in ``mine``
     ctas: int

@@ -28,9 +28,9 @@ PIECE_BYTES = 4096  # granularity at which TMA writes and operand fetches share 
 class Costs(NamedTuple):
     """The int64 arrays that the engine reads, in ticks; one row per gemm, work or delay of the program."""
 
-    # (gemms, 6): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
+    # (gemms, 7): number of wgmma instructions; then of each of them: time on the tensor core, time at the shared memory
     # port, how much of the time that works take from wgmma (TAKEN) it loses, in 1/SHARES, and time until the next
-    # issue; last whether they end a commit group
+    # issue; whether they end a commit group; and time from the end of the last one to visible accumulators
     gemm: np.ndarray
     # (works, 7): number of chunks; then of each chunk: time on each of PIPES, time at the shared memory port (SMEM),
     # time if its warp runs alone (ALONE), time taken from wgmma (TAKEN), and the least time of a chunk of another warp
@@ -42,7 +42,6 @@ class Costs(NamedTuple):
 
 
 SCALARS = (
-    "wgmma_tail",
     "wgmma_window",
     "mbarrier_hop",
     "mbarrier_poll",
@@ -50,10 +49,13 @@ SCALARS = (
     "tma_issue",
     "tma_box_bytes",
     "memory_latency",
+    "l2_latency",
+    "store_queue",
     "piece",
     "piece_far",
     "piece_port",
     "piece_store",
+    "piece_thread_store",
     "piece_reduce",
     "piece_lone",
 )
@@ -74,13 +76,17 @@ def _gemm(gemm: Gemm, machine: Machine) -> tuple[int, ...]:
     rate = machine["tensor_flops_16bit"] * (16 // gemm.bits)
     tensor = tick(2 * WARPGROUP_ROWS * gemm.n * (256 // gemm.bits) / rate)
     rows = gemm.n + (0 if gemm.a_in_registers else WARPGROUP_ROWS)
+    issue = tick(machine["wgmma_issue_cycles"] * gemm.n / 128)
+    tail = tick(machine["wgmma_tail_cycles"])
     if gemm.rate < 1:
-        tensor, rows = round(tensor / gemm.rate), 0
+        rows, tail = 0, tick(machine["mma_tail_cycles"])
+        if gemm.share < 1:
+            issue = round(tensor / gemm.rate)  # its warps take so long, the tensor cores less
+        tensor = round(tensor * gemm.share / gemm.rate)
     elif gemm.a_in_registers:
         tensor += tick(machine["wgmma_rs_cycles"])
     port = tick(rows * OPERAND_BYTES / machine["smem_bytes_per_cycle"])
-    issue = tick(machine["wgmma_issue_cycles"] * gemm.n / 128)
-    return gemm.instructions, tensor, port, _loss(gemm.n, machine), issue, int(not gemm.is_open)
+    return gemm.instructions, tensor, port, _loss(gemm.n, machine), issue, int(not gemm.is_open), tail
 
 
 @lru_cache(maxsize=8192)
@@ -93,11 +99,13 @@ def _work(work: Work, machine: Machine, *, under_wgmma: bool) -> tuple[int, ...]
     issued = (work.fma + work.other + work.shuffle + alu + work.mufu) * cycles("issue")
     waits = work.stall + work.shuffle * cycles("shuffle") + work.trips * cycles("trip")
     alone = max(issued, port, work.mufu * cycles("mufu_lone")) + waits
+    mufu = work.mufu * cycles("mufu")
+    alone = max(alone, work.warps * max(issued, port, mufu) if work.warps > 1 else 0)
     smem = work.smem_bytes / machine["smem_bytes_per_cycle"]
     taken = work.fma * machine["fma_tensor_cycles"] if under_wgmma else 0
     never_waits = work.fma > 0 and not (alu or work.mufu or work.shuffle)
     hold = round(machine["held_up_factor"] * SHARES) if never_waits else SHARES
-    each = (tick(x / work.chunks) for x in (port, work.mufu * cycles("mufu"), smem, alone, taken))
+    each = (tick(x / work.chunks) for x in (port * work.warps, mufu * work.warps, smem, alone, taken))
     return (work.chunks, *each, hold)
 
 
@@ -115,7 +123,6 @@ def _tables(
     gemms: tuple[Gemm, ...], works: tuple[Work, ...], delays: tuple[str, ...], machine: Machine, clock: float
 ) -> Costs:
     scalars = (
-        tick(machine["wgmma_tail_cycles"]),
         int(machine["wgmma_window"]),
         tick(machine["mbarrier_hop_cycles"]),
         tick(machine["mbarrier_poll_cycles"]),
@@ -123,15 +130,18 @@ def _tables(
         tick(machine["tma_issue_cycles"]),
         int(machine["tma_box_bytes"]),
         tick(machine["memory_latency_ns"] * clock / 1000),
+        tick(machine["l2_latency_ns"] * clock / 1000),
+        tick(machine["store_queue_bytes"] / machine["thread_store_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["l2_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["hbm_lone_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["smem_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["store_bytes_per_cycle"]),
+        tick(PIECE_BYTES / machine["thread_store_bytes_per_cycle"]),
         tick(PIECE_BYTES / machine["reduce_bytes_per_ns"] * clock / 1000),
         tick(PIECE_BYTES / L2_LONE_BYTES),
     )
     return Costs(
-        np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 6),
+        np.array([_gemm(g, machine) for g in gemms], np.int64).reshape(-1, 7),
         np.array([_work(w, machine, under_wgmma=False) for w in works], np.int64).reshape(-1, 1 + HOLD),
         np.array([_work(w, machine, under_wgmma=True) for w in works], np.int64).reshape(-1, 1 + HOLD),
         np.array([tick(machine[name] * (clock / 1000 if name.endswith("_ns") else 1)) for name in delays], np.int64),

@@ -15,22 +15,24 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from fa3_kernels.plan.choose import is_launchable
+from fa3_kernels.plan.choose import is_launchable, without_lengths
 from fa3_kernels.plan.config import K_STEP, Config
 from fa3_kernels.plan.families import FAMILIES, OURS
-from fa3_kernels.plan.tile_order import TILE_COST
+from fa3_kernels.plan.tile_order import TILE_COST, shape_of
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_launch, engine, forward_launch
 from fa3_simulator.backward import backward
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import TICKS, costs
-from fa3_simulator.forward import Forward
+from fa3_simulator.forward import forward
+from fa3_simulator.forward_choice import is_plain
 from fa3_simulator.launch import Launch, flops
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Program
-from fa3_simulator.schedules import TileBlocks, copies_queries, registers_needed, switches
-from fa3_simulator.splits import merge_cycles
+from fa3_simulator.schedule import Cta
+from fa3_simulator.schedules import TileBlocks, copies_queries, switches
+from fa3_simulator.splits import merge_cycles, schedule_cycles
 from fa3_simulator.turns import in_turn
 from fa3_simulator.vector_work import estimated
 
@@ -56,8 +58,7 @@ class Cycles(NamedTuple):
 @lru_cache(maxsize=16)
 def sharing_hbm(machine: Machine, clock_mhz: float) -> Machine:
     """Return the machine for a CTA that gets one SM's share of HBM, as all CTAs load from there at the same time."""
-    share = machine["hbm_bytes_per_ns"] * 1000 / clock_mhz
-    return replace(machine, hbm_lone_bytes_per_cycle=replace(machine.hbm_lone_bytes_per_cycle, value=share))
+    return machine.with_values({"hbm_lone_bytes_per_cycle": machine["hbm_bytes_per_ns"] * 1000 / clock_mhz})
 
 
 class SimulatedKernel(Protocol):
@@ -72,9 +73,13 @@ class SimulatedKernel(Protocol):
 
     is_affine: ClassVar[bool]
 
-    def program(self, tiles: Sequence[TileBlocks]) -> Program:
-        """Return the program of one CTA that works through ``tiles``; ValueError for no tile, or one of no block."""
+    def cta(self, tiles: Sequence[TileBlocks]) -> Cta:
+        """Return the CTA that works through ``tiles``; ValueError for no tile, or one of no block."""
         ...
+
+    def program(self, tiles: Sequence[TileBlocks]) -> Program:
+        """Return the program of that CTA."""
+        return self.cta(tiles).build()
 
     def on(self, machine: Machine, clock_mhz: float) -> Machine:
         """Return the machine to simulate one CTA on; unless stated otherwise the CTA has HBM for itself."""
@@ -99,13 +104,8 @@ class ForwardKernel(SimulatedKernel):
 
     @property
     def kind(self) -> str:
-        """What a group of timings has in common beside the family."""
-        return self.config.dtype
-
-    @property
-    def registers_needed(self) -> int:
-        """Registers that a consumer thread needs."""
-        return registers_needed(self.config)
+        """What a class of timings has in common beside the family."""
+        return "e4m3" if self.config.is_fp8 else "16 bits"
 
     @property
     def built_here(self) -> Config | None:
@@ -123,12 +123,14 @@ class ForwardKernel(SimulatedKernel):
         c = self.config
         return c.num_splits, c.pack_gqa, c.num_stages, "reg" if c.pv_from_registers else "smem", switches(c)
 
-    def program(self, tiles: Sequence[TileBlocks]) -> Program:
-        return _forward(self.config).program(list(tiles))
+    def cta(self, tiles: Sequence[TileBlocks]) -> Cta:
+        return forward(self.config, tiles)
 
     def compiled(self, problem: AttentionProblem) -> ForwardKernel:
         """Return the kernel as it is compiled for a problem: the way to take row maxima depends on the mask."""
-        return replace(self, config=replace(self.config, integer_max=self.config.takes_integer_max(problem.causal)))
+        shape = shape_of(without_lengths(problem))
+        hides_keys = max(shape.left, shape.right) >= 0 if self.built_here else problem.causal
+        return replace(self, config=replace(self.config, integer_max=self.config.takes_integer_max(hides_keys)))
 
     def as_program(self) -> ForwardKernel:
         """Return the kernel without the fields that only decide which tiles there are: equal ones have equal programs
@@ -138,14 +140,20 @@ class ForwardKernel(SimulatedKernel):
     def launch(self, problem: AttentionProblem, machine: Machine, clock_mhz: float) -> Launch:
         """Return the launch for a problem; ValueError for a problem that no program is written for, and for one that is
         too large."""
+        tiles, mine = forward_launch.tiles_in_order(
+            problem, forward_launch.as_ordered(self.config), int(machine["sms"])
+        )
         return Launch(
-            forward_launch.tiles_in_order(problem, forward_launch.as_ordered(self.config), int(machine["sms"])),
+            tiles,
             operations(problem, self.config),
             forward_launch.moved_bytes(problem, self.config),
             self.is_persistent,
             order="static" if self.built_here else "free first",
             around_cycles=merge_cycles(problem, self.config, machine, clock_mhz),
-            tile_cost=None if problem.causal and self.is_persistent else TILE_COST,
+            tile_cost=None if self.is_persistent and (problem.causal or not is_plain(problem)) else TILE_COST,
+            dtype=problem.dtype,
+            mine=mine,
+            front_cycles=schedule_cycles(problem, machine, clock_mhz),
             waits=partial(forward_launch.sharing, problem, self.config, machine, clock_mhz),
         )
 
@@ -161,28 +169,25 @@ class ForwardKernel(SimulatedKernel):
             ]
             yield [replace(c, tile_m=rows, tile_n=n, num_consumer_warpgroups=0) for n in keys]
 
+    def is_shipped(self, problem: AttentionProblem) -> bool:
+        """Tell whether the tile and the schedule are those that the family launches for a problem."""
+        c = self.config
+        own = (c.tile_m, c.tile_n, c.pingpong, c.pv_from_registers)
+        is_usual = c.intra_wg_overlap and c.warp_specialized
+        return is_usual and own == c.traits.shipped(without_lengths(problem))
+
     def is_chosen(self, problem: AttentionProblem, family: str) -> bool:
         """Tell whether a launch of our kernels can take this tile and schedule, or another family chooses it."""
         c = self.config
         if family == OURS:
             return is_launchable(problem, c)
         peer = FAMILIES[family]
-        chosen = None if peer.refuses(problem) else peer.shipped(problem)
+        chosen = None if peer.refuses(problem) or problem.serving - peer.serving else peer.shipped(problem)
         if chosen is None:
             return False
         splits = peer.splits(problem, chosen.tile_m, chosen.tile_n)
         packs = peer.packs(problem, chosen.tile_m, splits)
         return c == Config(c.dtype, c.head_dim, num_splits=splits, pack_gqa=packs, family=c.family, **chosen._asdict())
-
-    def figures(self, *, main: float, around: float, hidden: float, closed_form: float) -> Mapping[str, object]:
-        """Return the figures that only a forward has, of cycles and of the share of the softmax that is hidden."""
-        del main
-        return {
-            # Below 0 the tensor core idles for longer than the softmax takes, and so for another reason.
-            "hidden_softmax": hidden if hidden >= 0 else None,
-            "closed_form_cycles": round(closed_form),
-            "merge_cycles": round(around),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +211,13 @@ class BackwardKernel(SimulatedKernel):
         return self.config.is_ours
 
     @property
-    def registers_needed(self) -> int:
-        return self.config.registers_needed
-
-    @property
     def row(self) -> tuple[int, bool, int | str, str, str]:
         """One part of the keys, heads apart, the stages of Q, dO and dS, the consumers, and the layout."""
         c = self.config
         return 1, False, f"{c.num_stages}/{c.dout_stages}/{c.ds_stages}", f"{c.consumers} wg", c.layout
 
-    def program(self, tiles: Sequence[TileBlocks]) -> Program:
-        return backward(self.config, list(tiles), adds_gradients=self.adds_gradients)
+    def cta(self, tiles: Sequence[TileBlocks]) -> Cta:
+        return backward(self.config, tiles, adds_gradients=self.adds_gradients)
 
     def on(self, machine: Machine, clock_mhz: float) -> Machine:
         return sharing_hbm(machine, clock_mhz)
@@ -235,18 +236,18 @@ class BackwardKernel(SimulatedKernel):
             self.is_persistent,
             around_cycles=backward_launch.around_cycles(problem, self.config, machine, clock_mhz),
             drains=False,
+            dtype=problem.dtype,
             waits=None if self.config.turns == "free" else partial(in_turn, problem, self.config, machine, clock_mhz),
         )
 
     def other_tiles(self) -> Iterator[list[Config]]:
         return iter(())
 
+    def is_shipped(self, problem: AttentionProblem) -> bool:
+        return self.is_chosen(problem, self.config.family)
+
     def is_chosen(self, problem: AttentionProblem, family: str) -> bool:
         return self.config == shipped_schedule(problem, family)
-
-    def figures(self, *, main: float, around: float, hidden: float, closed_form: float) -> Mapping[str, object]:
-        del around, hidden, closed_form
-        return {"main_cycles": round(main), "layout": self.config.layout, "turns": self.config.turns}
 
 
 _KERNELS: Mapping[type, type[ForwardKernel | BackwardKernel]] = {
@@ -356,9 +357,3 @@ def _simulate(cta: TimedCta, tiles: tuple[TileBlocks, ...]) -> Cycles:
         mufu=timing.busy["mufu"] / TICKS,
         smem=timing.busy["smem"] / TICKS,
     )
-
-
-@lru_cache(maxsize=16)
-def _forward(config: Config) -> Forward:
-    """Return the builder of a configuration's programs, which knows again what an earlier program has repeated."""
-    return Forward(config)

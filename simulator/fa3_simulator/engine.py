@@ -18,9 +18,10 @@ Model:
 - Shared memory port: operand fetch, TMA writes and matrix stores share its bytes per cycle.
 - TMA: loads arrive after ``memory_latency_ns`` and in order at ``l2_bytes_per_cycle``; loads from HBM run beside them
   at ``hbm_lone_bytes_per_cycle``. What CTAs of a cluster share arrives at L2's rate for all of them, at most at that
-  of an SM alone. ``cp.async`` is the same without an issue by TMA: its instructions are the actor's vector work.
-- Stores leave at ``store_bytes_per_cycle``, and those that add to memory at
-  ``reduce_bytes_per_ns``, by TMA or by the threads themselves, which wait until their bytes have left.
+  of an SM alone. ``cp.async`` is the same without an issue by TMA: its instructions are the actor's vector work. Loads
+  into registers of what L2 has had for long have ``l2_latency_ns`` instead.
+- Stores leave at ``store_bytes_per_cycle``, and those that add to memory at ``reduce_bytes_per_ns``, by TMA or by the
+  threads themselves. Threads that add wait until their bytes have left, those that store while the queue is full.
 - mbarriers and named barriers as in the PTX ISA; a waiter runs a hop after the last arrival.
 """
 

@@ -75,3 +75,19 @@ class Phase:
     gathered: list[int] = field(default_factory=list)  # the clocks of all arrivals, merged
     released: list[int] = field(default_factory=list)  # what was gathered when the last round ended
     waited: dict[int, tuple[int, str]] = field(default_factory=dict)  # by actor: own clock and name at its last wait
+
+    def end(self, component: int, pending: int) -> None:
+        """End a round, which the clock of the barrier's own ``component`` counts; the next one needs ``pending``."""
+        self.done += 1
+        self.pending = pending
+        self.gathered[component] = self.done
+        self.released = self.gathered[:]
+
+
+def missing(enough: int, readers: frozenset[str], everyone: frozenset[str]) -> list[str]:
+    """Return who does not read a content of a slot that ``enough`` actors read, with 0 ``everyone`` who reads any."""
+    if not (readers if enough else everyone):
+        return ["anyone"]
+    if enough > len(readers):
+        return [f"{enough} actors but by {' and '.join(sorted(readers))} alone"]
+    return [] if enough else sorted(everyone - readers)

@@ -5,11 +5,13 @@ Races and deadlocks are found by :mod:`fa3_simulator.hazards`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fa3_kernels.plan.barriers import NUM_BARRIERS, WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import Op, Program
+from fa3_simulator.schedule import Cta
 
 NOT_PROVEN = "not proven"
 
@@ -23,6 +25,11 @@ class Hazard(NamedTuple):
 
     kind: str
     text: str
+
+
+def is_undecided(findings: Sequence[Hazard]) -> bool:
+    """Say whether something was found, all of which is not proven."""
+    return bool(findings) and all(hazard.kind == NOT_PROVEN for hazard in findings)
 
 
 def footprint(program: Program, machine: Machine) -> list[Hazard]:
@@ -43,6 +50,11 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
         (threads <= 1024, f"{threads} threads, a CTA has at most 1024"),
     )
     hazards = [Hazard("footprint", text) for ok, text in rules if not ok]
+    hazards += [
+        Hazard("footprint", f"{a.name} has {a.registers} registers, setmaxnreg takes multiples of 8 from 24 to 256")
+        for a in program.actors
+        if len({x.registers for x in program.actors}) > 1 and (a.registers % 8 or not 24 <= a.registers <= 256)
+    ]
     owners: dict[int, str] = {}
     for barrier in program.named_barriers:
         name, identity, threads = barrier.name, barrier.identity, barrier.threads
@@ -54,6 +66,12 @@ def footprint(program: Program, machine: Machine) -> list[Hazard]:
         hazards += [Hazard("barrier", text) for ok, text in rules if not ok]
         owners[identity] = name
     return hazards + _oversized(program)
+
+
+def misfits(cta: Cta, machine: Machine) -> Iterator[str]:
+    """Yield in words why a CTA does not fit an SM: first the registers of its fragments, for which nothing is built."""
+    yield from cta.short_of_registers(machine.more_registers)
+    yield from (hazard.text for hazard in footprint(cta.build(), machine))
 
 
 def _warpgroups(program: Program) -> list[tuple[int, int]]:
@@ -76,7 +94,7 @@ def _oversized(program: Program) -> list[Hazard]:
         for row, (kind, x, y, z, _) in enumerate(actor.ops.tolist()):
             if kind in (Op.LOAD, Op.STORE):
                 size, slot = (y, program.slots[z]) if kind == Op.LOAD else (x, program.slots[y])
-                if size > slot.bytes:
+                if size > slot.bytes > 0:  # registers have 0
                     words = (
                         f"{size} bytes copied to or from slot {slot.name} of {slot.bytes}",
                         *actor.lines[row : row + 1],

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from fa3_kernels.plan import tile_order
-from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
+from fa3_kernels.plan import packed_order, tile_order
+from fa3_kernels.plan.choose import without_lengths
+from fa3_kernels.plan.config import Config
 from fa3_kernels.plan.tiles import power_of_two, split_ranges
 from fa3_reference.problem import AttentionProblem
 from fa3_reference.rules import require
 from fa3_simulator.contention import LaunchTiles, Steps, ends
-from fa3_simulator.limits import check_launch
+from fa3_simulator.forward_choice import is_plain
+from fa3_simulator.launch import check_launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 
@@ -56,7 +58,6 @@ def heads_at_a_time(problem: AttentionProblem, config: Config) -> int:
     return of_keys * (1 if config.pack_gqa else problem.group)
 
 
-@lru_cache(maxsize=2)
 def handed_out(
     problem: AttentionProblem, config: Config, parts: tuple[int, ...], ctas: int
 ) -> list[tuple[int, int, int]]:
@@ -77,52 +78,59 @@ def handed_out(
     return [(head, row, part) for head in heads for row, count in enumerate(parts) for part in range(count)]
 
 
-def row_tiles(problem: AttentionProblem, config: Config) -> list[list[TileBlocks]]:
-    """Return the row tiles of one head, or of one head of K and V where rows are packed, top to bottom.
+def keeps_empty(problem: AttentionProblem) -> bool:
+    """Tell whether tiles that see no key are worked on: over a cache, and with sinks."""
+    return problem.cache is not None or problem.sinks
 
-    Each is a list of the parts with a key that its keys are cut into. Where they are in one piece, a tile without a key
-    is one part of 0 blocks.
+
+@lru_cache(maxsize=256)
+def row_parts(
+    problem: AttentionProblem, config: Config, lengths: tuple[int, int] | None = None
+) -> list[list[tuple[range, int]]]:
+    """Return the row tiles of one head of a sequence, or of one head of K and V where rows are packed, top to bottom.
+
+    Each is a list of the parts that its keys are cut into: the key blocks of a part, and how many of them are masked.
+    Parts without a key are left out, unless they are worked on, on a block that is masked. Where keys are in one piece,
+    a tile without a key is one part of no block. ``lengths`` are the queries and keys of the sequence, where they are
+    not those of the problem.
 
     Raises
     ------
     ValueError
-        For a problem that no forward program is written for, and for a launch that is too large; and if a kernel that
-        pads packed heads to a power of two would have more than 64 of them, the rows of a warpgroup.
+        For a problem that no forward program is written for, and for a launch that is too large.
     """
+    require(not problem.softcap, "the forward is simulated without softcap")
     require(
-        not (problem.is_varlen or problem.window != (-1, -1) or problem.softcap),
-        "the forward is simulated for dense or causal problems without varlen, window and softcap",
+        config.traits.is_built_here or is_plain(problem),
+        "windows, packed sequences and pages are simulated for the forward of our own kernels",
     )
     check_launch(problem, "row", config.num_splits)
-    shape = tile_order.shape_of(problem, pack_gqa=config.pack_gqa)
-    heads = shape.group if config.pack_gqa else 1
-    if config.traits.pads_group:
-        heads = power_of_two(heads)
-        require(
-            heads <= WARPGROUP_ROWS,
-            f"our kernels pack at most {WARPGROUP_ROWS} heads to one of K and V, got {problem.group}",
-        )
-    offset = problem.seqlen_k - problem.seqlen_q
-    unmasked = problem.seqlen_k // config.tile_n
+    queries, keys = lengths or (problem.seqlen_q, problem.seqlen_k)
+    shape = tile_order.shape_of(without_lengths(problem))._replace(seqlens_q=(queries,), seqlens_k=(keys,))
+    heads = 1 if not config.pack_gqa else power_of_two(shape.group) if config.traits.pads_group else shape.group
+    offset = keys - queries
     tiles = []
-    for row in range(0, problem.seqlen_q * heads, config.tile_m):
+    for row in range(0, queries * heads, config.tile_m):
         first = row // heads
-        last = (min(row + config.tile_m, problem.seqlen_q * heads) - 1) // heads
-        blocks = tile_order.key_blocks(shape, 0, first, last, config.tile_n).stop
-        plain = unmasked
-        if problem.causal:
-            seen = max(first + offset + 1, 0) // config.tile_n
-            plain = min(plain, seen)
-        tiles.append(_parts(blocks, min(plain, blocks), config.num_splits))
+        last = (min(row + config.tile_m, queries * heads) - 1) // heads
+        blocks = tile_order.key_blocks(shape, 0, first, last, config.tile_n)
+        stop = keys if shape.right < 0 else min(keys, max(first + offset + shape.right + 1, 0))
+        start = 0 if shape.left < 0 else max(last + offset - shape.left, 0)
+        if shape.chunk:
+            stop = min(stop, max(first + offset, 0) // shape.chunk * shape.chunk + shape.chunk)
+            start = max(start, max(last + offset, 0) // shape.chunk * shape.chunk)
+        plain = range(-(-start // config.tile_n), stop // config.tile_n)  # blocks of which every row sees all keys
+        parts = split_ranges(blocks, config.num_splits)
+        if keeps_empty(problem):
+            parts = [part or range(blocks.stop, blocks.stop + 1) for part in parts]
+        tiles.append([(part, _masked(problem, part, plain)) for part in parts if part or config.num_splits == 1])
     return tiles
 
 
-def _parts(blocks: int, plain: int, num_splits: int) -> list[TileBlocks]:
-    """Return a tile whose first ``plain`` blocks are not masked, or its parts with a key, as a list."""
-    if num_splits == 1:
-        return [TileBlocks(blocks, blocks - plain)]
-    parts = split_ranges(range(blocks), num_splits)
-    return [TileBlocks(len(part), part.stop - max(part.start, min(plain, part.stop))) for part in parts if part]
+def _masked(problem: AttentionProblem, part: range, plain: range) -> int:
+    """Return how many blocks of a part are masked: all that are not plain, and of packed sequences always the first."""
+    inside = min(part.stop, plain.stop) - max(part.start, plain.start)
+    return max(len(part) - max(0, inside), min(len(part), int(problem.is_varlen)))
 
 
 def as_ordered(config: Config) -> Config:
@@ -132,14 +140,43 @@ def as_ordered(config: Config) -> Config:
 
 
 @lru_cache(maxsize=64)
-def tiles_in_order(problem: AttentionProblem, config: Config, ctas: int) -> tuple[TileBlocks, ...]:
-    """Return the tiles with a key of all heads in the order in which they are handed out to so many CTAs; ``config`` is
-    of :func:`as_ordered`."""
-    rows = row_tiles(problem, config)
-    order = handed_out(problem, config, tuple(map(len, rows)), ctas)
-    tiles = [rows[row][part] for _, row, part in order if rows[row][part].blocks]
+def parts_in_order(problem: AttentionProblem, config: Config, ctas: int) -> list[list[tuple[int, range, int]]]:
+    """Return the tiles with a key of all heads in the order in which they are handed out to so many CTAs, as one list;
+    of packed sequences a list for every CTA. ``config`` is of :func:`as_ordered`.
+
+    A tile is its head of K and V, its key blocks, and how many of them are masked.
+    """
+    rows = [row_parts(problem, config, (s.seqlen_q, s.seqlen_k)) for s in problem.sequences()]
+    if problem.seqlens_q and problem.seqlens_k:
+        shape = tile_order.shape_of(without_lengths(problem), pack_gqa=config.pack_gqa)
+        one = packed_order.order_of(shape, config, keeps_empty=keeps_empty(problem))
+        order, (ctas, _) = one.of_launch(problem.batch, sum(problem.seqlens_q), problem.seqlen_q, ctas)
+        dealt = packed_order.dealt_out(order, problem.seqlens_q, problem.seqlens_k, ctas)
+        lists = dealt if any(s.seqlen_q and s.seqlen_k for s in problem.sequences()) else []  # else no query has a key
+    else:
+        lists = [handed_out(problem, config, tuple(map(len, rows[0])), ctas)]
+    of_sequence = tile_heads(problem, config) // problem.batch
+    per_kv = 1 if config.pack_gqa else problem.group
+    found = [[(head // per_kv, *rows[head // of_sequence][row][part]) for head, row, part in each] for each in lists]
+    return [[tile for tile in each if tile[1]] or [(0, range(1), 1)] * problem.is_varlen for each in found]
+
+
+@lru_cache(maxsize=64)
+def tiles_in_order(
+    problem: AttentionProblem, config: Config, ctas: int
+) -> tuple[tuple[TileBlocks, ...], tuple[range, ...]]:
+    """Return the tiles of :func:`parts_in_order` as tiles of a program, list after list; and of packed sequences which
+    of them each CTA has.
+    """
+    lists = parts_in_order(problem, config, ctas)
+    tiles = [TileBlocks(len(blocks), masked) for each in lists for _, blocks, masked in each]
     is_known = config.traits.is_built_here or takes_from_counter(problem, config)
-    return tuple(tiles if is_known else sorted(tiles, reverse=True))
+    return tuple(tiles if is_known else sorted(tiles, reverse=True)), _places(lists) if problem.is_varlen else ()
+
+
+def _places(lists: Sequence[Sequence[object]]) -> tuple[range, ...]:
+    """Return the indices that the elements of each list have when the lists are put one behind another."""
+    return tuple(range(*each) for each in pairwise(accumulate(map(len, lists), initial=0)))
 
 
 @lru_cache(maxsize=64)
@@ -147,28 +184,34 @@ def launched_tiles(problem: AttentionProblem, config: Config, ctas: int) -> Laun
     """Return the first tiles of a launch, up to :data:`MOST_BLOCKS` blocks a CTA; a longer tile is cut to the blocks
     that it loads first, which are its last ones.
     """
-    rows = [[part.blocks for part in row] for row in row_tiles(problem, config)]
-    parts = [[(end - n, n) for end, n in zip(accumulate(row), row, strict=True)] for row in rows]
-    per_kv = 1 if config.pack_gqa else problem.group
-    handed = handed_out(problem, config, tuple(map(len, rows)), ctas)
-    order = [(head // per_kv, *parts[row][part]) for head, row, part in handed if rows[row][part]]
-    most = MOST_BLOCKS * ctas
-    count = int(np.searchsorted(np.cumsum([n for *_, n in order]), most)) + 1
-    last_blocks = [(head, first + max(0, n - most), min(n, most)) for head, first, n in order[:count]]
+    lists = parts_in_order(problem, config, ctas)
+    most = MOST_BLOCKS * (1 if problem.is_varlen else ctas)
+    kept = [
+        [tile for tile, n in zip(each, accumulate((len(part) for _, part, _ in each), initial=0)) if n < most]
+        for each in lists
+    ]
+    last_blocks = [(h, max(part.start, part.stop - most), min(len(part), most)) for each in kept for h, part, _ in each]
     tiles = np.array(last_blocks, np.int64).reshape(-1, 3)
     if len(tiles):
         tiles[:, 1] -= tiles[:, 1].min()  # blocks in front of them are loaded by nobody
-    mine = tile_order.assign(tiles[:, 2].tolist(), ctas, tile_order.TILE_COST)[0] if config.traits.is_built_here else []
-    begins = np.cumsum([0, *map(len, mine)])
-    return LaunchTiles(tiles, np.array([i for each in mine for i in each], np.int64), begins, min(ctas, len(tiles)))
+    mine: Sequence[Sequence[int]] = []
+    if config.traits.is_built_here:
+        mine = _places(kept) if problem.is_varlen else tile_order.assign(tiles[:, 2].tolist(), ctas)[0]
+    indices = np.array([i for each in mine for i in each], np.int64)
+    return LaunchTiles(tiles, indices, np.cumsum([0, *map(len, mine)]), len(mine) or min(ctas, len(tiles)))
 
 
 def moved_bytes(problem: AttentionProblem, config: Config) -> float:
-    """Return the least bytes that the main kernel moves: every tensor once and without padding, O in 16 bits."""
+    """Return the least bytes that the main kernel moves: every tensor once and without padding, O in 16 bits, and of K
+    and V the keys that a window or a chunk leaves some query."""
     size = config.bits / 8
-    rows = problem.nheads * problem.seqlen_q * (problem.head_dim * size + problem.head_dim_v * 2)
-    keys = problem.nheads_kv * problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * size
-    return problem.batch * (rows + keys)
+    rows = problem.nheads * (problem.head_dim * size + problem.head_dim_v * 2)
+    keys = problem.nheads_kv * (problem.head_dim + problem.head_dim_v) * size
+    moved = 0.0
+    for s in problem.sequences():
+        first, stop = problem.visible_keys(np.array([0, s.seqlen_q - 1]), s.seqlen_q, s.seqlen_k)  # both only rise
+        moved += rows * s.seqlen_q + keys * max(0, int(stop[1] - first[0]))
+    return moved
 
 
 def sharing(

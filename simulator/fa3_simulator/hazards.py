@@ -6,8 +6,13 @@ stores are agents of their own, whose work is known to be done only through an m
 slot written by threads may be read by wgmma and TMA only after a proxy fence, which covers all writes that the fencing
 thread knows of: its own and those that a barrier has shown it. TMA, and wgmma as operand B, may read it only after a
 barrier over the actor, as they read what other threads of it wrote. What the threads of an actor loaded by ``cp.async``
-was written by them when they have waited for it; whatever reads it in that actor needs such a barrier, unless the actor
-is a single warp.
+was written by them when they have waited for it.
+
+The warps of an actor do not wait for each other. In an actor of several warps there must be a named barrier of it
+between what its threads write or load and a read of it by its threads, and between such a read, or the wait of one
+thread for a TMA store, and the next write or load of the slot. Two cases need none: a read in which each warp reads
+what no other writes, and the wait for wgmma, which a warpgroup does together; several warpgroups do not. An mbarrier
+is such a barrier only where every thread arrives and waits, as one thread of an actor may be all that arrives.
 
 The findings of one order hold for all orders. Every arrival must be ordered after the end of the round before its own,
 and every wait at an mbarrier after the end of the phase before the one it waits for and before the end of the next. If
@@ -23,21 +28,22 @@ programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, product
 
-from fa3_kernels.plan.barriers import WARP_THREADS
+from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.deadlock import waits_in_words
-from fa3_simulator.executions import Access, Order, Phase
-from fa3_simulator.footprint import NOT_PROVEN, Hazard, footprint
+from fa3_simulator.executions import Access, Order, Phase, missing
+from fa3_simulator.footprint import NOT_PROVEN, Hazard, footprint, is_undecided
 from fa3_simulator.machine import Machine
 from fa3_simulator.program import BY_THREADS, NONE, Op, Program
 from fa3_simulator.shared_memory import regions
 
 LOCAL = (Op.VECTOR, Op.DELAY, Op.MARK, Op.REDUCE)  # touch nothing shared
 _METHODS = {int(op): op.name.lower() for op in Op if op not in LOCAL}  # of Checker, one for each other operation
-WROTE, COPIED = -1, -2
-_BETWEEN = {WROTE: "over the warpgroup between them", COPIED: "between cp.async.wait_group and the read"}
+WROTE, COPIED, READ = -1, -2, -3
+_BETWEEN: dict[int, str] = dict.fromkeys((WROTE, READ), "over the warpgroup between them")
+_BETWEEN[COPIED] = "between cp.async.wait_group and the read"
 ORDERS = 64  # random orders that are tried before a finding remains not proven
 
 
@@ -61,8 +67,8 @@ class Checker:
         self.joined: list[int | None] = [None] * self.actors  # the round of a named barrier it waits to end
         self.groups = [0] * self.actors
         self.stores = [0] * self.actors
-        # of each actor: regions that all its threads WROTE or COPIED, with no barrier since, or load by cp.async, with
-        # the mbarrier at which they wait for that
+        # of each actor: regions that all its threads WROTE, COPIED or READ, with no barrier since, or load by cp.async,
+        # with the mbarrier at which they wait for that
         self.scattered: list[dict[int, int]] = [{} for _ in program.actors]
         self.access = [Access() for _ in self.holders]
         zero = [0] * self.size
@@ -96,19 +102,10 @@ class Checker:
             access.keep_readers()
             for (slot, readers), number in access.loads.items():
                 everyone = frozenset().union(*(some for into, some in access.loads if into == slot))
-                for who in self.missing(slot, readers, everyone):
+                for who in missing(self.program.slots[slot].readers, readers, everyone):
                     name = self.program.slots[slot].name
                     self.report("race", f"slot {name}: content number {number} is not read by {who}")
         return list(self.found)
-
-    def missing(self, slot: int, readers: frozenset[str], everyone: frozenset[str]) -> list[str]:
-        """Return who does not read a content of a slot; ``everyone`` reads any."""
-        enough = self.program.slots[slot].readers
-        if not (readers if enough else everyone):
-            return ["anyone"]
-        if enough > len(readers):
-            return [f"{enough} actors but by {' and '.join(sorted(readers))} alone"]
-        return [] if enough else sorted(everyone - readers)
 
     def advance(self) -> None:
         """Execute until no actor can go on, or all have reached their stops, and no load is under way."""
@@ -165,14 +162,21 @@ class Checker:
         for component, (value, reader) in access.reads.items():
             if not self.sees(actor, component, value):
                 self.race(slot, reader, self.name(actor))
+            elif component % self.actors == actor and self.scattered[actor].get(region) == READ:
+                self.race(slot, reader, self.name(actor), f": no barrier {_BETWEEN[READ]}")
         access.reads.clear()
         access.replaced(self.name(actor), loaded)
         for scattered in self.scattered:
             scattered.pop(region, None)
 
-    def read(self, actor: int, slot: int, *_: int) -> None:
+    def is_wide(self, actor: int, threads: int = WARP_THREADS) -> bool:
+        return self.program.actors[actor].threads > threads
+
+    def read(self, actor: int, slot: int, is_own: int = 0, *_: int) -> None:
         # by the actor's own threads
-        self.after_barrier(actor, slot, COPIED)
+        if self.is_wide(actor) and not is_own and self.program.slots[slot].bytes:
+            self.after_barrier(actor, slot, COPIED, WROTE)
+            self.scattered[actor] |= dict.fromkeys(self.parts[slot], READ)
         for region in self.parts[slot]:
             access = self.access[region]
             if access.issue:  # an accumulator, which only its own warpgroup overwrites: reads need not be kept
@@ -221,7 +225,7 @@ class Checker:
         if a != NONE:
             self.operand(actor, a)
         self.operand(actor, b)
-        if self.program.actors[actor].threads > WARP_THREADS:
+        if self.is_wide(actor):
             self.after_barrier(actor, b, WROTE)
         epoch = self.actors + actor, self.groups[actor] + 1
         self.groups[actor] += not self.program.gemms[gemm].is_open
@@ -229,13 +233,18 @@ class Checker:
             access.issue, access.writer = epoch, self.name(actor)
 
     def wgmma_wait(self, actor: int, in_flight: int, *_: int) -> None:
-        self.know(actor, self.actors + actor, self.groups[actor] - in_flight)
+        self.know(actor, self.actors + actor, self.groups[actor] - in_flight, WARPGROUP_THREADS)
 
     def store_wait(self, actor: int, in_flight: int, *_: int) -> None:
-        self.know(actor, 2 * self.actors + actor, self.stores[actor] - in_flight)
+        self.know(actor, 2 * self.actors + actor, self.stores[actor] - in_flight, WARP_THREADS)
 
-    def know(self, actor: int, component: int, value: int) -> None:
-        self.clock[actor][component] = max(self.clock[actor][component], value)
+    def know(self, actor: int, component: int, value: int, threads: int) -> None:
+        """Let an actor acquire that its reads by wgmma or TMA are done; no more than so many threads wait together."""
+        known = self.clock[actor][component]
+        self.clock[actor][component] = max(known, value)
+        if self.is_wide(actor, threads):
+            reads = (x.reads.get(component, (0, ""))[0] for x in self.access)
+            self.scattered[actor] |= {region: READ for region, read in enumerate(reads) if known < read}
 
     def fence(self, actor: int, *_: int) -> None:
         # what the actor has seen threads write can now be seen by TMA and wgmma
@@ -254,7 +263,7 @@ class Checker:
                 self.race(slot, access.writer, self.name(actor))
             self.replace(actor, slot, region, loaded=slot)
             clock[self.by_threads(region)] = clock[seen_by(region)] = access.written
-        if how & BY_THREADS and self.program.actors[actor].threads > WARP_THREADS:
+        if how & BY_THREADS and self.is_wide(actor) and self.program.slots[slot].bytes:
             self.scattered[actor] |= dict.fromkeys(self.parts[slot], barrier)
         self.loads.append((barrier, size, clock))
 
@@ -276,6 +285,10 @@ class Checker:
     @staticmethod
     def merge(into: list[int], clock: list[int]) -> None:
         into[:] = map(max, into, clock)
+
+    def meet(self, actor: int, *_: int) -> None:
+        """Let the warps of an actor wait for each other."""
+        self.scattered[actor] = {region: kind for region, kind in self.scattered[actor].items() if kind >= 0}
 
     def wait(self, actor: int, barrier: int, *_: int) -> None:
         state = self.mbarriers[barrier]
@@ -322,14 +335,7 @@ class Checker:
                 name = self.program.mbarriers[barrier].name
                 self.report(NOT_PROVEN, f"mbarrier {name}: its next phase may end before {waiter} has seen this one")
         state.waited.clear()
-        self.end_round(state, self.of_mbarrier(barrier), state.pending + self.program.mbarriers[barrier].arrivals)
-
-    @staticmethod
-    def end_round(state: Phase, component: int, pending: int) -> None:
-        state.done += 1
-        state.pending = pending
-        state.gathered[component] = state.done
-        state.released = state.gathered[:]
+        state.end(self.of_mbarrier(barrier), state.pending + self.program.mbarriers[barrier].arrivals)
 
     def bar_sync(self, actor: int, barrier: int, *_: int) -> None:
         """Enter a round the first time, and leave it when it has ended."""
@@ -340,7 +346,7 @@ class Checker:
             return
         self.joined[actor] = None
         self.merge(self.clock[actor], state.released)
-        self.scattered[actor] = {region: kind for region, kind in self.scattered[actor].items() if kind >= 0}
+        self.meet(actor)
 
     def bar_arrive(self, actor: int, barrier: int, *_: int) -> None:
         state = self.named[barrier]
@@ -356,12 +362,7 @@ class Checker:
             if state.pending < 0:
                 self.report("barrier", f"{name}: more threads than it counts")
             state.members.clear()
-            self.end_round(state, self.of_named(barrier), self.program.named_barriers[barrier].threads)
-
-
-def is_undecided(findings: Sequence[Hazard]) -> bool:
-    """Say whether something was found, all of which is not proven."""
-    return bool(findings) and all(hazard.kind == NOT_PROVEN for hazard in findings)
+            state.end(self.of_named(barrier), self.program.named_barriers[barrier].threads)
 
 
 def judged(findings: Iterable[Hazard], programs: Iterable[Program]) -> list[Hazard]:

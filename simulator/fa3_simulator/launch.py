@@ -12,11 +12,14 @@ from typing import Literal
 
 import numpy as np
 
+from fa3_kernels.plan.choose import check_sizes
+from fa3_kernels.plan.config import WARPGROUP_ROWS
 from fa3_kernels.plan.tile_order import TILE_COST, assign
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
 
+MOST_TILES = 1 << 18  # tiles of 64 rows: handing out this many takes some seconds, and a ranking two minutes
 Tiles = Iterable[int | TileBlocks]
 Order = Literal["free first", "static", "in turn"]
 # A function of the cycles of a block, and of a tile beside its blocks, in a CTA that runs alone; and of the tiles of
@@ -57,6 +60,10 @@ class Launch:
         Operands of the products, on which the clock under load depends.
     waits : callable, optional
         What CTAs wait for each other; without it they do not.
+    mine : sequence of range
+        Which of the tiles each CTA has, where that is known; then no ``order`` is.
+    front_cycles : float
+        Cycles of a kernel in front that makes the schedule of the main one; they count as the main kernel's.
     """
 
     tiles: Sequence[int | TileBlocks]
@@ -70,8 +77,10 @@ class Launch:
     around_cycles: float = 0.0
     tile_cost: float | None = TILE_COST
     drains: bool = True
-    dtype: Literal["fp16", "bf16", "e4m3"] = "bf16"
+    dtype: Dtype = "bf16"
     waits: Waits | None = None
+    mine: Sequence[range] = ()
+    front_cycles: float = 0.0
 
     @property
     def blocks(self) -> int:
@@ -84,8 +93,24 @@ class Launch:
         ``tile_cost`` is the time of a tile beside its blocks, in blocks.
         """
         price = TILE_COST if self.order == "static" else tile_cost
-        handed = _handed_out(tuple(self.tiles), self.order, ctas, price)
+        handed = _handed_out(tuple(self.tiles), self.order, ctas, price, tuple(self.mine))
         return max(handed, key=lambda mine: sum(tile.blocks for tile in mine) + tile_cost * len(mine), default=())
+
+
+def check_launch(problem: AttentionProblem, tiles_of: Literal["row", "key"], num_splits: int = 1) -> None:
+    """Raise ValueError for a launch that our kernels could not count, or of too many tiles: row tiles are those of a
+    forward, key tiles those of a backward.
+    """
+    # sinks cost a forward nothing, and what a cache costs is in fa3_simulator.pages
+    known = ("sinks", "attention_chunk", "paged", "seqused_k") if tiles_of == "row" else ()
+    problem.check_plain("the simulator", frozenset(known))
+    check_sizes(problem, num_splits)
+    length = problem.seqlen_q if tiles_of == "row" else problem.seqlen_k
+    tiles = problem.batch * problem.nheads * -(-length // WARPGROUP_ROWS) * num_splits
+    if tiles > MOST_TILES:
+        raise ValueError(
+            f"launches of at most {MOST_TILES} {tiles_of} tiles of {WARPGROUP_ROWS} are simulated, got {tiles}"
+        )
 
 
 def tiles_of(tiles: Tiles) -> list[TileBlocks]:
@@ -95,13 +120,14 @@ def tiles_of(tiles: Tiles) -> list[TileBlocks]:
 
 @lru_cache(maxsize=256)
 def _handed_out(
-    given: tuple[int | TileBlocks, ...], order: Order, ctas: int, price: float
+    given: tuple[int | TileBlocks, ...], order: Order, ctas: int, price: float, mine: tuple[range, ...]
 ) -> tuple[tuple[TileBlocks, ...], ...]:
     """Return the tiles of every CTA; CTAs with equal tiles count once."""
     tiles = tiles_of(given)
+    assigned: Sequence[Sequence[int]] = mine
     if order == "in turn":
         assigned = [range(first, len(tiles), ctas) for first in range(min(ctas, len(tiles)))]
-    else:
+    elif not mine:
         assigned = assign([tile.blocks for tile in tiles], ctas, price)[0]
     return tuple(dict.fromkeys(tuple(tiles[i] for i in mine) for mine in assigned))
 
@@ -114,15 +140,9 @@ def hbm_cycles(size: float, machine: Machine, clock_mhz: float) -> float:
 @lru_cache(maxsize=64)
 def visible_pairs(problem: AttentionProblem) -> float:
     """Return the number of pairs of a query and a key that it sees, for one head and all sequences."""
-    left, right = problem.window
-    last = 0 if problem.causal else right
     pairs = 0.0
-    for sequence in problem.sequences():
-        queries = sequence.seqlen_q
-        keys = sequence.seqlen_k
-        rows = np.arange(queries) + keys - queries
-        stop = np.full(queries, keys) if last < 0 else np.clip(rows + last + 1, 0, keys)
-        start = np.zeros(queries) if left < 0 else np.clip(rows - left, 0, keys)
+    for s in problem.sequences():
+        start, stop = problem.visible_keys(np.arange(s.seqlen_q), s.seqlen_q, s.seqlen_k)
         pairs += float(np.maximum(stop - start, 0).sum())
     return pairs
 
@@ -130,10 +150,8 @@ def visible_pairs(problem: AttentionProblem) -> float:
 def flops(problem: AttentionProblem, head_dim: float) -> float:
     """Return 4 * seqlen_q * seqlen_k * head_dim * nheads * batch, halved when causal: the field's convention.
 
-    Sequences of their own lengths are added up; with a window it is 4 * head_dim for every visible pair.
+    Sequences of their own lengths are added up; with a window or chunks it is 4 * head_dim for every visible pair.
     """
-    if problem.window == (-1, -1):
-        pairs = sum(float(s.seqlen_q * s.seqlen_k) for s in problem.sequences()) / (2 if problem.causal else 1)
-    else:
-        pairs = visible_pairs(problem)
+    dense = sum(float(s.seqlen_q * s.seqlen_k) for s in problem.sequences()) / (2 if problem.causal else 1)
+    pairs = visible_pairs(problem) if problem.is_windowed else dense
     return 4 * problem.nheads * pairs * head_dim

@@ -11,7 +11,14 @@ import numpy as np
 from numba import njit
 
 from fa3_simulator.costs import ALONE, HOLD, PIECE_BYTES, PIPES, RESOURCES, SMEM as SMEM_COLUMN, TAKEN
-from fa3_simulator.program import BY_THREADS as OF_THREADS, FAR as FROM_HBM, MOST_IN_FLIGHT, OTHERS as SHARED, Op
+from fa3_simulator.program import (
+    BY_THREADS as OF_THREADS,
+    FAR as FROM_HBM,
+    HOT as IN_L2,
+    MOST_IN_FLIGHT,
+    OTHERS as SHARED,
+    Op,
+)
 
 # Numba's cache on disk is renewed when this file changes, not when another file does. So the numbers that the loops are
 # compiled with are written here, and compared with their origin at import. Names of fields are part of a compiled
@@ -35,21 +42,25 @@ from fa3_simulator.program import BY_THREADS as OF_THREADS, FAR as FROM_HBM, MOS
     MARK,
     REDUCE,
     OPERAND,
-) = range(18)
+    MEET,
+) = range(19)
 _BUSY = ("tensor", "smem", "port", "mufu", "l2", "reduce")  # the RESOURCES whose busy ticks are counted
 TENSOR, SMEM, PORT, MUFU, L2, REDUCTIONS = range(len(_BUSY))
 PIPE_COUNT = 2
 CHUNKS, FIRST_PIPE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD = (0, 1, 3, 4, 5, 6)  # columns of Costs.work
 PIECE_SIZE = 4096
-FAR, BY_THREADS, OTHERS = 1, 2, 4  # in the last operand of a load
+FAR, BY_THREADS, HOT, OTHERS = 1, 2, 4, 8  # in the last operand of a load
 IN_FLIGHT = 8  # one more than the wgmma groups, or stores, of an actor that a wait may leave in flight
-MOST_LOADS = 64  # loads under way at a time from each origin
+MOST_LOADS = 256  # loads under way at a time from each origin
 NEVER = np.iinfo(np.int64).max
 DONE = -1  # returned by an operation that is over; otherwise it returns the tick at which its actor goes on
-_OWN = (_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD, FAR, BY_THREADS, OTHERS, IN_FLIGHT)
+_OWN = (
+    *(_BUSY, PIPE_COUNT, PIECE_SIZE, WORK_SMEM, WORK_ALONE, WORK_TAKEN, WORK_HOLD),
+    *(FAR, BY_THREADS, HOT, OTHERS, IN_FLIGHT),
+)
 _ORIGIN_OF_THEM = (
     *(RESOURCES, len(PIPES), PIECE_BYTES, SMEM_COLUMN, ALONE, TAKEN, HOLD),
-    *(FROM_HBM, OF_THREADS, SHARED, MOST_IN_FLIGHT + 1),
+    *(FROM_HBM, OF_THREADS, IN_L2, SHARED, MOST_IN_FLIGHT + 1),
 )
 if _OWN != _ORIGIN_OF_THEM or any(globals().get(op.name) != op for op in Op):
     raise ImportError("the constants of the loops differ from those of program and costs")
@@ -166,7 +177,7 @@ def _wgmma(s, a, now, x):
     s.busy[SMEM] += fetch
     me.part += 1
     if me.part == instructions and s.gemm[x, 5]:
-        _push(s.groups[a], core.tensor + s.scalars[0].wgmma_tail)
+        _push(s.groups[a], core.tensor + s.gemm[x, 6])
         me.counted += 1
     return now + s.gemm[x, 4]
 
@@ -183,7 +194,10 @@ def _load(s, a, now, pc):
     piece = scalars.piece_far if far else scalars.piece
     if how >= OTHERS and not far:
         piece = max(piece // (1 + how // OTHERS), scalars.piece_lone)
-    begin = max(now + scalars.memory_latency, origin.ingress)
+    if how & BY_THREADS:
+        piece = piece * min(size, PIECE_SIZE) // PIECE_SIZE
+    latency = scalars.l2_latency if how & HOT else scalars.memory_latency
+    begin = max(now + latency, origin.ingress)
     origin.ingress = begin + pieces * piece
     if not far:
         s.busy[L2] += pieces * piece
@@ -198,10 +212,10 @@ def _load(s, a, now, pc):
 
 
 @_inlined
-def _leave(s, now, size, adds):
-    """Send ``size`` bytes to global memory behind those that leave before; ``adds`` if they are added there."""
-    scalars = s.scalars[0]
-    ticks = -(-size // PIECE_SIZE) * (scalars.piece_reduce if adds else scalars.piece_store)
+def _leave(s, now, size, adds, piece):
+    """Send ``size`` bytes to global memory behind those that leave before, a ``piece`` in so much time unless it
+    ``adds`` to what is there."""
+    ticks = -(-size // PIECE_SIZE) * (s.scalars[0].piece_reduce if adds else piece)
     s.core[0].egress = max(now, s.core[0].egress) + ticks
     s.busy[REDUCTIONS] += ticks if adds else 0
 
@@ -215,7 +229,7 @@ def _store(s, a, now, size, adds):
     port = -(-size // PIECE_SIZE) * scalars.piece_port
     core.port = max(begin, core.port) + port
     s.busy[SMEM] += port
-    _leave(s, begin, size, adds)
+    _leave(s, begin, size, adds, scalars.piece_store)
     _push(s.stored[a], max(core.port, core.egress))
     return begin
 
@@ -258,8 +272,9 @@ def _begin(s, a, now, kind, pc):
     if kind == STORE:
         return _store(s, a, now, x, s.ops[pc, 3])
     if kind == REDUCE:
-        _leave(s, now, x, s.ops[pc, 2] == 0)
-        return s.core[0].egress
+        adds = s.ops[pc, 2] == 0
+        _leave(s, now, x, adds, s.scalars[0].piece_thread_store)
+        return s.core[0].egress if adds else max(now, s.core[0].egress - s.scalars[0].store_queue * s.ops[pc, 3] // 16)
     if kind == WAIT:
         return _wait(s, a, now, x, s.ops[pc, 2])
     if kind == BAR_SYNC:

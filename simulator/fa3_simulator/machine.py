@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Literal, get_args
@@ -32,6 +32,61 @@ CLOCK = (
     "power_cap_w",
     "mean_error",
 )
+# Every constant of a machine, and what it says.
+CONSTANTS = {
+    "sms": "streaming multiprocessors",
+    "max_clock_mhz": "largest SM clock",
+    "smem_bytes": "shared memory that a CTA may opt in to",
+    "registers": "32-bit registers of an SM",
+    "tensor_flops_16bit": "dense FLOP per cycle and SM; e4m3 twice that",
+    "wgmma_tail_cycles": "from the end of a group's last instruction to visible accumulators",
+    "wgmma_issue_cycles": "between two wgmma of one warpgroup, of 128 columns; others in proportion",
+    "wgmma_window": "instructions of one warpgroup that may be in flight",
+    "wgmma_rs_cycles": "additional cycles of an instruction whose A comes from registers",
+    "smem_bytes_per_cycle": "port shared by operand fetch, TMA writes and matrix stores",
+    "issue_cycles": "interval between two instructions of one warp, of any kind",
+    "alu_cycles": "interval at the port that all instructions share: of a maximum, permutation or conversion",
+    "mufu_port_cycles": "interval of an exponential at that port",
+    "mufu_cycles": "interval of an exponential in the special-function unit",
+    "mufu_lone_cycles": "interval of an exponential where one warp runs alone; the other instructions of its "
+    "softmax hide behind it",
+    "shuffle_cycles": "interval of one of the four shuffles that reduce two rows over a quad, with the "
+    "instructions that wait for them",
+    "trip_cycles": "latency of one trip: a warp loads matrices, permutes them and stores them",
+    "issue_under_wgmma": "factor on ``issue_cycles`` while wgmma runs",
+    "alu_under_wgmma": "factor on ``alu_cycles`` while wgmma runs",
+    "mufu_port_under_wgmma": "factor on ``mufu_port_cycles`` while wgmma runs",
+    "mufu_under_wgmma": "factor on ``mufu_cycles`` while wgmma runs",
+    "mufu_lone_under_wgmma": "factor on ``mufu_lone_cycles`` while wgmma runs",
+    "shuffle_under_wgmma": "factor on ``shuffle_cycles`` while wgmma runs",
+    "trip_under_wgmma": "factor on ``trip_cycles`` while wgmma runs",
+    "fma_tensor_cycles": "time that a multiply-add takes from the tensor core while wgmma of 128 columns run",
+    "fma_tensor_narrow": "factor on that for wgmma of 64 columns",
+    "fma_tensor_wide": "factor on that for wgmma of 256 columns",
+    "held_up_factor": "how many times as long other warps take beside a warp that issues multiply-adds alone",
+    "mbarrier_hop_cycles": "from the last arrival at an mbarrier until a waiting warp runs",
+    "mbarrier_poll_cycles": "duration of a wait at an mbarrier whose phase is complete",
+    "named_barrier_cycles": "from the last arrival at a named barrier until a waiting warp runs",
+    "warp_skew_cycles": "from the first to the last of a warpgroup's warps where another warpgroup runs beside it",
+    "tma_issue_cycles": "time of the producer warp for each bulk instruction of at most tma_box_bytes",
+    "tma_box_bytes": "largest bulk instruction of TMA",
+    "memory_latency_ns": "from a TMA load to its complete barrier, less the time of its bytes, while all SMs load",
+    "l2_bytes_per_cycle": "rate from L2 to one SM while all SMs load",
+    "hbm_bytes_per_ns": "rate from HBM to one SM while all SMs load",
+    "hbm_lone_bytes_per_cycle": "rate from HBM to one SM while the others load nothing from there",
+    "store_bytes_per_cycle": "rate of TMA stores of one SM",
+    "reduce_bytes_per_ns": "rate at which one SM adds fp32 to global memory, by TMA or from registers",
+    "thread_store_bytes_per_cycle": "rate at which what the threads of one SM store leaves, while those of all "
+    "SMs store",
+    "store_queue_bytes": "what threads may have stored to global memory before they wait for it to leave",
+    "shared_load_cycles": "from a warp's load from shared memory to its first use",
+    "mma_tail_cycles": "from the end of the last ``mma.sync`` of some to its sums",
+    "l2_latency_ns": "latency of a thread's load from L2, and of its writes becoming visible there",
+    "proxy_fence_cycles": "duration of fence.proxy.async behind matrix stores",
+    "cold_code_cycles": "instruction fetch of half of the code that a tile executes once, per consumer",
+    "launch_cycles": "from kernel launch to the first instruction of a CTA, plus from its end to the next launch",
+    "drain_cycles": "additional cycles of that behind a forward's loads and stores",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,157 +125,30 @@ class Machine:
     ----------
     name : str
         Such as H200.
-    sms : Constant
-        Streaming multiprocessors.
-    max_clock_mhz : Constant
-        Largest SM clock.
-    smem_bytes : Constant
-        Shared memory that a CTA may opt in to.
-    registers : Constant
-        32-bit registers of an SM.
-    tensor_flops_16bit : Constant
-        Dense FLOP per cycle and SM; e4m3 twice that.
-    wgmma_tail_cycles : Constant
-        From the end of a group's last instruction to visible accumulators.
-    wgmma_issue_cycles : Constant
-        Between two wgmma of one warpgroup, of 128 columns; others in proportion.
-    wgmma_window : Constant
-        Instructions of one warpgroup that may be in flight.
-    wgmma_rs_cycles : Constant
-        Additional cycles of an instruction whose A comes from registers.
-    smem_bytes_per_cycle : Constant
-        Port shared by operand fetch, TMA writes and matrix stores.
-    issue_cycles : Constant
-        Interval between two instructions of one warp, of any kind.
-    alu_cycles : Constant
-        Interval at the port that all instructions share: of a maximum, permutation or conversion.
-    mufu_port_cycles : Constant
-        Interval of an exponential at that port.
-    mufu_cycles : Constant
-        Interval of an exponential in the special-function unit.
-    mufu_lone_cycles : Constant
-        Interval of an exponential where one warp runs alone; the other instructions of its softmax hide behind it.
-    shuffle_cycles : Constant
-        Interval of one of the four shuffles that reduce two rows over a quad, with the instructions that wait for them.
-    trip_cycles : Constant
-        Latency of one trip: a warp loads matrices, permutes them and stores them.
-    issue_under_wgmma : Constant
-        Factor on ``issue_cycles`` while wgmma runs.
-    alu_under_wgmma : Constant
-        Factor on ``alu_cycles`` while wgmma runs.
-    mufu_port_under_wgmma : Constant
-        Factor on ``mufu_port_cycles`` while wgmma runs.
-    mufu_under_wgmma : Constant
-        Factor on ``mufu_cycles`` while wgmma runs.
-    mufu_lone_under_wgmma : Constant
-        Factor on ``mufu_lone_cycles`` while wgmma runs.
-    shuffle_under_wgmma : Constant
-        Factor on ``shuffle_cycles`` while wgmma runs.
-    trip_under_wgmma : Constant
-        Factor on ``trip_cycles`` while wgmma runs.
-    fma_tensor_cycles : Constant
-        Time that a multiply-add takes from the tensor core while wgmma of 128 columns run.
-    fma_tensor_narrow : Constant
-        Factor on that for wgmma of 64 columns.
-    fma_tensor_wide : Constant
-        Factor on that for wgmma of 256 columns.
-    held_up_factor : Constant
-        How many times as long other warps take beside a warp that issues multiply-adds alone.
-    mbarrier_hop_cycles : Constant
-        From the last arrival at an mbarrier until a waiting warp runs.
-    mbarrier_poll_cycles : Constant
-        Duration of a wait at an mbarrier whose phase is complete.
-    named_barrier_cycles : Constant
-        From the last arrival at a named barrier until a waiting warp runs.
-    warp_skew_cycles : Constant
-        From the first to the last of a warpgroup's warps where another warpgroup runs beside it.
-    tma_issue_cycles : Constant
-        Time of the producer warp for each bulk instruction of at most tma_box_bytes.
-    tma_box_bytes : Constant
-        Largest bulk instruction of TMA.
-    memory_latency_ns : Constant
-        From a TMA load to its complete barrier, less the time of its bytes, while all SMs load.
-    l2_bytes_per_cycle : Constant
-        Rate from L2 to one SM while all SMs load.
-    hbm_bytes_per_ns : Constant
-        Rate from HBM to one SM while all SMs load.
-    hbm_lone_bytes_per_cycle : Constant
-        Rate from HBM to one SM while the others load nothing from there.
-    store_bytes_per_cycle : Constant
-        Rate of TMA stores of one SM.
-    reduce_bytes_per_ns : Constant
-        Rate at which one SM adds fp32 to global memory, by TMA or from registers.
-    l2_latency_ns : Constant
-        Latency of a thread's load from L2, and of its writes becoming visible there.
-    proxy_fence_cycles : Constant
-        Duration of fence.proxy.async behind matrix stores.
-    cold_code_cycles : Constant
-        Instruction fetch of half of the code that a tile executes once, per consumer.
-    launch_cycles : Constant
-        From kernel launch to the first instruction of a CTA, plus from its end to the next launch.
-    drain_cycles : Constant
-        Additional cycles of that behind a forward's loads and stores.
+    table : mapping of str to Constant
+        Each of :data:`CONSTANTS`; ``machine.sms`` is the constant, and ``machine["sms"]`` its value.
     clock : mapping of str to Constant
         The fit of the SM clock under load, with the keys :data:`CLOCK`; empty where nobody fitted it.
     """
 
     name: str
-    sms: Constant
-    max_clock_mhz: Constant
-    smem_bytes: Constant
-    registers: Constant
-    tensor_flops_16bit: Constant
-    wgmma_tail_cycles: Constant
-    wgmma_issue_cycles: Constant
-    wgmma_window: Constant
-    wgmma_rs_cycles: Constant
-    smem_bytes_per_cycle: Constant
-    issue_cycles: Constant
-    alu_cycles: Constant
-    mufu_port_cycles: Constant
-    mufu_cycles: Constant
-    mufu_lone_cycles: Constant
-    shuffle_cycles: Constant
-    trip_cycles: Constant
-    issue_under_wgmma: Constant
-    alu_under_wgmma: Constant
-    mufu_port_under_wgmma: Constant
-    mufu_under_wgmma: Constant
-    mufu_lone_under_wgmma: Constant
-    shuffle_under_wgmma: Constant
-    trip_under_wgmma: Constant
-    fma_tensor_cycles: Constant
-    fma_tensor_narrow: Constant
-    fma_tensor_wide: Constant
-    held_up_factor: Constant
-    mbarrier_hop_cycles: Constant
-    mbarrier_poll_cycles: Constant
-    named_barrier_cycles: Constant
-    warp_skew_cycles: Constant
-    tma_issue_cycles: Constant
-    tma_box_bytes: Constant
-    memory_latency_ns: Constant
-    l2_bytes_per_cycle: Constant
-    hbm_bytes_per_ns: Constant
-    hbm_lone_bytes_per_cycle: Constant
-    store_bytes_per_cycle: Constant
-    reduce_bytes_per_ns: Constant
-    l2_latency_ns: Constant
-    proxy_fence_cycles: Constant
-    cold_code_cycles: Constant
-    launch_cycles: Constant
-    drain_cycles: Constant
+    table: Mapping[str, Constant]
     clock: Mapping[str, Constant] = field(default_factory=dict)
 
     @property
     def more_registers(self) -> float:
         """Registers that a thread has beyond those of a real SM: 0 but for a machine that somebody asks about."""
-        return max(0.0, (self.registers.value - SM_REGISTERS) / THREADS_OF_REGISTERS)
+        return max(0.0, (self["registers"] - SM_REGISTERS) / THREADS_OF_REGISTERS)
 
     def __getitem__(self, name: str) -> float:
         """Return the value of a constant by name."""
-        constant: Constant = getattr(self, name)
-        return constant.value
+        return self.table[name].value
+
+    def __getattr__(self, name: str) -> Constant:
+        """Return a constant by name."""
+        if name not in CONSTANTS:
+            raise AttributeError(f"a machine has no constant {name}")
+        return self.table[name]
 
     def constants(self) -> dict[str, Constant]:
         """Return all constants by name, in declaration order.
@@ -230,7 +158,30 @@ class Machine:
         dict of str to Constant
             Constants with units and origins; ``machine[name]`` is the value alone. Those of the clock are apart.
         """
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.type == "Constant"}
+        return {name: self.table[name] for name in CONSTANTS}
+
+    def with_values(self, values: Mapping[str, float], kind: Kind | None = None) -> Machine:
+        """Return a machine on which some constants have other values.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            By the name of the constant, in its unit.
+        kind : str, optional
+            Where the new values come from; as before without it.
+
+        Returns
+        -------
+        Machine
+            Equal to no other, as every machine.
+
+        Examples
+        --------
+        >>> load("h200").with_values({"sms": 1})["sms"]
+        1
+        """
+        changed = {x: replace(self.table[x], value=n, kind=kind or self.table[x].kind) for x, n in values.items()}
+        return replace(self, table={**self.table, **changed})
 
     def assumed(self) -> list[str]:
         """Return the names of constants that nobody measured and no document states.
@@ -294,10 +245,9 @@ def parse(text: str, origin: str = "machine file") -> Machine:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{origin}: {error}") from None
-    expected = [f.name for f in fields(Machine) if f.type == "Constant"]
     require(isinstance(tables.get("name"), str), f"{origin}: key 'name' must be a string")
-    if missing := [key for key in expected if key not in tables]:
-        raise ValueError(f"{origin}: misses {', '.join(missing)}")
+    missing = [key for key in CONSTANTS if key not in tables]
+    require(not missing, f"{origin}: misses {', '.join(missing)}")
     fitted = tables.pop("clock", {})
     require(
         isinstance(fitted, dict) and set(fitted) in (set(), set(CLOCK)),
@@ -306,14 +256,10 @@ def parse(text: str, origin: str = "machine file") -> Machine:
     clock = {
         key: _constant(table, key, f"{origin}, line {_line(text, f'clock.{key}')}") for key, table in fitted.items()
     }
-    constants = {}
-    for key, table in tables.items():
-        if key == "name":
-            continue
-        if key not in expected:
-            raise ValueError(f"{origin}, line {_line(text, key)}: unknown key {key!r}")
-        constants[key] = _constant(table, key, f"{origin}, line {_line(text, key)}")
-    return Machine(name=tables["name"], clock=clock, **constants)
+    for key in tables:
+        require(key in ("name", *CONSTANTS), f"{origin}, line {_line(text, key)}: unknown key {key!r}")
+    constants = {key: _constant(tables[key], key, f"{origin}, line {_line(text, key)}") for key in CONSTANTS}
+    return Machine(tables["name"], constants, clock)
 
 
 def _constant(table: object, key: str, where: str) -> Constant:

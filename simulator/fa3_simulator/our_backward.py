@@ -16,90 +16,76 @@ from __future__ import annotations
 
 from fa3_simulator.backward_consumer import BackwardConsumer
 from fa3_simulator.program import Slot
+from fa3_simulator.rings import Stage
 
-_ANY = (Slot("any row block", 0),)
+_ANY = Slot("any row block", 0)
 
 
 class _Ours(BackwardConsumer):
     """What both kinds of consumers of our kernel have in common."""
-
-    def weights(self, *, is_masked: bool) -> None:
-        self.stream.work(self.work["beside exp2"])
-        super().weights(is_masked=is_masked)
 
     def hand_on(self, name: str, *, joins: bool) -> None:
         """Hand dQ, or the part of it in accumulator ``name``, to the warp that adds it to memory.
 
         ``joins``: the compiled code has a barrier over the warps in front of this write.
         """
-        stream = self.stream
-        shared = self.shared
-        stream.bar_sync(shared.dq_empty[self.index])
+        self.c.bar_sync(self.shared.dq_empty[self.index])
         if joins:
             self.join_warps()
-        stream.read(self.accumulators[name])
-        stream.write(shared.dq[self.index])
-        stream.work(self.work["dQ to shared memory"])
-        stream.bar_arrive(shared.dq_full[self.index])
+        self.c.read(self.sums[name])
+        self.c.write(self.shared.dq[self.index], self.work["dQ to shared memory"])
+        self.c.bar_arrive(self.shared.dq_full[self.index])
 
 
 class Paired(_Ours):
     """One of two warpgroups that compute all five products, each for half of the keys."""
 
     def begin(self) -> None:
-        self.wait_full(self.shared.q_full, self.step)
-        self.issue_scores(self.step)
+        self.rows = self.c.wait_full(self.shared.q)
+        self.issue_scores(self.rows["q"])
 
-    def issue_scores(self, step: int | None) -> None:
-        slots = _ANY if step is None else [self.shared.q[step % self.s.num_stages]]
-        self.issue(self.scores, [self.shared.k[self.index]], slots, "S")
+    def issue_scores(self, rows: Slot) -> None:
+        self.issue("S", [self.shared.k[self.index]], [rows])
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        stream = self.stream
-        shared = self.shared
-        stream.wgmma_wait(0)
-        stream.read(self.accumulators["S"])
-        self.wait_full(shared.dout_full, self.step)
-        self.issue(self.grads, [shared.v[self.index]], [shared.dout[self.dout_slot]], "dP")
-        stream.read(shared.lse[self.q_slot])
+        q = self.rows
+        ds = self.shared.ds[q.use % self.s.ds_stages]
+        self.c.wgmma_wait(0)
+        self.c.read(self.sums["S"])
+        dout = self.c.wait_full(self.shared.dout)
+        self.issue("dP", [self.shared.v[self.index]], [dout.slot])
+        self.c.read(q["lse"])
         self.weights(is_masked=is_masked)
-        stream.wgmma_wait(0)
-        stream.read(self.accumulators["dP"])
-        stream.read(shared.lse[self.q_slot])
-        stream.work(self.work["beside dS"])
-        self.issue(self.to_dv, None, [shared.dout[self.dout_slot]], "dV")
-        stream.write(shared.ds[self.ds_slot][self.index])
-        stream.work(self.work["dS"])
+        self.c.wgmma_wait(0)
+        self.c.read(self.sums["dP"])
+        self.c.read(q["lse"], self.work["beside dS"])
+        self.issue("dV", None, [dout.slot])
+        self.c.write(ds[self.index], self.work["dS"])
         self.fence()
-        stream.bar_sync(shared.both)
-        stream.work(self.work["descriptors of dQ"])
-        self.issue(self.to_dq, shared.ds[self.ds_slot], shared.k, "dQ")
-        self.issue(self.to_dk, None, [shared.q[self.q_slot]], "dK")
-        stream.wgmma_wait(1)
-        stream.hand_back(shared.dout_empty[self.dout_slot])
+        self.c.bar_sync(self.shared.both)
+        self.c.work(self.work["descriptors of dQ"])
+        self.issue("dQ", ds, self.shared.k)
+        self.issue("dK", None, [q["q"]])
+        self.c.wgmma_wait(1, dout)
         self.hand_on("dQ", joins=False)
         if not is_last:
-            self.wait_full(shared.q_full, self.step + 1)
-        stream.work(self.work["descriptors of S"])
-        self.issue_scores(None if is_last else self.step + 1)
-        stream.wgmma_wait(1)
-        stream.hand_back(shared.q_empty[self.q_slot])
+            self.rows = self.c.wait_full(self.shared.q)
+        self.c.work(self.work["descriptors of S"])
+        self.issue_scores(_ANY if is_last else self.rows["q"])
+        self.c.wgmma_wait(1, q)
 
     def epilogue(self) -> None:
-        stream = self.stream
-        shared = self.shared
-        stream.wgmma_wait(0)
-        stream.bar_sync(shared.both)  # the other warpgroup has read these keys for its dQ
+        self.c.wgmma_wait(0)
+        self.c.bar_sync(self.shared.both)  # the other warpgroup has read these keys for its dQ
         for name in ("dV", "dK"):
-            stream.read(self.accumulators[name])
-        stream.write(shared.v[self.index])
+            self.c.read(self.sums[name])
+        self.c.write(self.shared.v[self.index])
         self.join_warps()  # Triton's barrier between two writes to shared memory
-        stream.write(shared.k[self.index])
-        stream.work(self.work["dK and dV to shared memory"])
+        self.c.write(self.shared.k[self.index], self.work["dK and dV to shared memory"])
         self.fence()
-        stream.store(shared.v[self.index], shared.v[self.index].bytes)
+        self.c.tma_store(self.shared.v[self.index])
         self.join_warps()  # one thread starts the store of what all warps have written
-        stream.store(shared.k[self.index], shared.k[self.index].bytes)
+        self.c.tma_store(self.shared.k[self.index])
 
 
 class Split(_Ours):
@@ -110,74 +96,62 @@ class Split(_Ours):
         """Nothing: scores do not run ahead of their row block here."""
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        self.wait_full(self.shared.q_full, self.step)
+        del is_last
+        q = self.c.wait_full(self.shared.q)
         if self.index == 0:
-            self.scores_and_dv(is_masked=is_masked)
+            self.scores_and_dv(q, is_masked=is_masked)
         else:
-            self.differences_and_dk(is_masked=is_masked)
-        self.queries()
+            self.differences_and_dk(q, is_masked=is_masked)
 
-    def scores_and_dv(self, *, is_masked: bool) -> None:
-        stream = self.stream
-        shared = self.shared
-        stream.work(self.work["descriptors of S"])
-        self.issue(self.scores, [shared.k[0]], [shared.q[self.q_slot]], "S")
-        stream.read(shared.lse[self.q_slot])
-        stream.wgmma_wait(0)
-        stream.hand_back(shared.q_empty[self.q_slot])
-        stream.read(self.accumulators["S"])
-        stream.write(shared.scores)
-        stream.work(self.work["S to shared memory"])
-        stream.bar_arrive(shared.scores_ready)
+    def scores_and_dv(self, q: Stage, *, is_masked: bool) -> None:
+        self.c.work(self.work["descriptors of S"])
+        self.issue("S", self.shared.k, [q["q"]])
+        self.c.read(q["lse"])
+        self.c.wgmma_wait(0, q)
+        self.c.read(self.sums["S"])
+        self.c.write(self.shared.scores, self.work["S to shared memory"])
+        self.c.bar_arrive(self.shared.scores_ready)
         self.weights(is_masked=is_masked)
-        self.wait_full(shared.dout_full, self.step)
-        self.issue(self.to_dv, None, [shared.dout[self.dout_slot]], "dV")
-        stream.bar_sync(shared.both)
+        dout = self.c.wait_full(self.shared.dout)
+        self.issue("dV", None, [dout.slot])
+        self.c.bar_sync(self.shared.both)
+        self.queries(dout)
 
-    def differences_and_dk(self, *, is_masked: bool) -> None:
-        stream = self.stream
-        shared = self.shared
-        self.wait_full(shared.dout_full, self.step)
-        stream.work(self.work["descriptors of S"])
-        self.issue(self.grads, [shared.v[0]], [shared.dout[self.dout_slot]], "dP")
-        stream.read(shared.lse[self.q_slot])
-        stream.bar_sync(shared.scores_ready)
-        stream.read(shared.scores)
-        stream.work(self.work["S from shared memory"])
+    def differences_and_dk(self, q: Stage, *, is_masked: bool) -> None:
+        dout = self.c.wait_full(self.shared.dout)
+        self.c.work(self.work["descriptors of S"])
+        self.issue("dP", self.shared.v, [dout.slot])
+        self.c.read(q["lse"])
+        self.c.bar_sync(self.shared.scores_ready)
+        self.c.read(self.shared.scores, self.work["S from shared memory"])
         self.weights(is_masked=is_masked)
-        stream.wgmma_wait(0)
-        stream.hand_back(shared.dout_empty[self.dout_slot])
-        stream.read(self.accumulators["dP"])
-        stream.read(shared.lse[self.q_slot])
-        stream.write(shared.ds[0][0])
-        stream.work(self.work["dS"])
+        self.c.wgmma_wait(0, dout)
+        self.c.read(self.sums["dP"])
+        self.c.read(q["lse"])
+        self.c.write(self.shared.ds[0][0], self.work["dS"])
         self.fence()
-        stream.bar_sync(shared.both)
-        self.issue(self.to_dk, None, [shared.q[self.q_slot]], "dK")
+        self.c.bar_sync(self.shared.both)
+        self.issue("dK", None, [q["q"]])
         self.join_warps()
+        self.queries(q)
 
-    def queries(self) -> None:
-        """Add this warpgroup's channels of dQ, behind its dV or dK, and hand back the slot that dV or dK has read."""
-        stream = self.stream
-        shared = self.shared
-        stream.work(self.work["descriptors of dQ"])
-        names = ("dQ low", "dQ high")[: self.s.dq_parts]
-        for name in names:
-            self.issue(self.to_dq, shared.ds[0], shared.k, name)
-        for part, name in enumerate(names):
-            stream.wgmma_wait(len(names) - 1 - part)
-            if part == 0:
-                stream.hand_back(shared.dout_empty[self.dout_slot] if self.index == 0 else shared.q_empty[self.q_slot])
-            self.hand_on(name, joins=self.index == 0 or part > 0)
+    def queries(self, rows: Stage) -> None:
+        """Add this warpgroup's channels of dQ, behind its dV or dK, and hand back the rows that dV or dK has read."""
+        self.c.work(self.work["descriptors of dQ"])
+        parts = (" low", " high")[: self.s.dq_parts]
+        for part in parts:
+            self.issue("dQ", self.shared.ds[0], self.shared.k, part=part)
+        for number, part in enumerate(parts):
+            self.c.wgmma_wait(len(parts) - 1 - number)
+            if number == 0:
+                self.c.release(rows)
+            self.hand_on("dQ" + part, joins=self.index == 0 or number > 0)
 
     def epilogue(self) -> None:
-        stream = self.stream
-        shared = self.shared
-        slot = shared.k[0] if self.index else shared.v[0]
-        stream.bar_sync(shared.both)  # the other warpgroup has read K and V
-        stream.read(self.accumulators["dK" if self.index else "dV"])
-        stream.write(slot)
-        stream.work(self.work["dK and dV to shared memory"])
+        slot = self.shared.k[0] if self.index else self.shared.v[0]
+        self.c.bar_sync(self.shared.both)  # the other warpgroup has read K and V
+        self.c.read(self.sums["dK" if self.index else "dV"])
+        self.c.write(slot, self.work["dK and dV to shared memory"])
         self.fence()
         self.join_warps()  # one thread starts the store of what all warps have written
-        stream.store(slot, slot.bytes)
+        self.c.tma_store(slot)

@@ -13,29 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa3_simulator.consumer import Consumer
-from fa3_simulator.program import Builder, Gemm, Slot, Work
-from fa3_simulator.resources import Resources
-from fa3_simulator.vector_work import ELEMENTS_PER_CHUNK
+from fa3_simulator.rings import Stage
 
 
 class PartsConsumer(Consumer):
     """One consumer warpgroup that starts P V of a block, in parts, in front of the scores of the next block."""
 
-    def __init__(self, builder: Builder, shared: Resources, index: int, registers: int) -> None:
-        super().__init__(builder, shared, index, registers)
-        s = self.s
-        slices, chunks = s.pv_parts
-        self.slices = slices
-        self.width = s.head_dim_v // slices  # channels of a part
-        self.part = Gemm("P V", s.tile_n * s.bits // 256 // chunks, self.width, s.bits, True)
-        self.outputs = [Slot(f"O.{index}[{part}]", 0) for part in range(slices * chunks)]
-        elements = self.width // 2  # elements of a lane
-        self.add = Work("add P V", max(1, elements // ELEMENTS_PER_CHUNK), fma=elements)
+    def output_parts(self) -> list[int]:
+        slices, chunks = self.s.pv_parts
+        return [self.width] * (slices * chunks)
 
-    def issue_part(self, part: int) -> None:
-        self.issue(self.part, None, self.shared.v[self.step % self.s.num_stages], self.outputs[part])
+    @property
+    def width(self) -> int:
+        """Channels of a part."""
+        return self.s.head_dim_v // self.s.pv_parts[0]
 
-    def add_parts(self, early: bool, last: Callable[[], None]) -> None:
+    def issue_part(self, values: Stage, part: int) -> None:
+        keys = self.s.tile_n // self.s.pv_parts[1]
+        self.multiply("P V", None, values.slot, self.outputs[part][0], n=self.width, k=keys)
+
+    def add_parts(self, values: Stage, early: bool, last: Callable[[], None]) -> None:
         """Start all parts of P V and add those that are done to O.
 
         ``last`` starts what follows; if ``early`` it is called before the last part is waited for, and each part is
@@ -43,80 +40,80 @@ class PartsConsumer(Consumer):
         softmax, unless registers are too short for that.
         """
         count = len(self.outputs)
-        self.issue_part(0)
+
+        def start(part: int) -> None:
+            last() if part == count else self.issue_part(values, part)
+
+        start(0)
         for part in range(count):
-            is_last = part + 1 == count
             if early:
-                last() if is_last else self.issue_part(part + 1)
-            self.stream.wgmma_wait(1 if early else 0)
-            if self.s.promotion_interval and (self.s.adds_in_place or part < count - self.slices):
+                start(part + 1)
+            self.c.wgmma_wait(1 if early else 0)
+            if self.s.promotion_interval and (self.s.adds_in_place or part < count - self.s.pv_parts[0]):
                 self.add_part(part)
             if not early:
-                last() if is_last else self.issue_part(part + 1)
+                start(part + 1)
 
     def add_part(self, part: int) -> None:
         """Add a part that is done to O; the same multiply-add rescales O."""
-        self.stream.read(self.outputs[part])
-        self.stream.work(self.add)
+        self.c.read(self.outputs[part][0])
+        self.c.vector("add P V", self.width // 2, fma=1)
 
-    def rotated_block(self) -> None:
+    def rotated_block(self, values: Stage) -> None:
         """Add P V and the next scores with two or three GEMMs in flight: a part of P V, or then a piece of the scores,
         is started when an earlier part has been added."""
-        step = self.step
         count = len(self.outputs)
-        pieces = max(1, self.s.tile_n // self.width)
-        scores = self.qk._replace(n=self.s.tile_n // pieces)
+        pieces = max(n for n in (*range(2, self.s.tile_n // self.width + 1), 1) if self.s.tile_n % (8 * n) == 0)
         depth = self.s.sums_in_flight
         for part in range(depth):
-            self.issue_part(part)
+            self.issue_part(values, part)
         for part in range(count):
-            self.stream.wgmma_wait(min(part + depth, count + pieces) - part - 1)
+            self.c.wgmma_wait(min(part + depth, count + pieces) - part - 1)
             self.add_part(part)
             if part + 1 == count:
-                self.release("v", step)
+                self.c.release(values)
             if part + depth < count:
-                self.issue_part(part + depth)
+                self.issue_part(values, part + depth)
                 continue
             if part + depth == count:
-                self.join_warps()
-                self.wait_full(self.shared.k_full, step + 1)
+                self.wait_keys()
             if part + depth - count < pieces:
-                k = self.shared.k[(step + 1) % self.s.num_stages]
-                self.issue(scores, self.query(self.tile), k, self.scores_of(step + 1))
+                self.issue_scores(self.c.last(self.shared.k), pieces=pieces)
 
-    def start_scores(self, tile: int, step: int) -> None:
+    def wait_keys(self) -> Stage:
         self.join_warps()
-        self.wait_full(self.shared.k_full, step)
-        self.issue_scores(tile, step)
+        return self.c.wait_full(self.shared.k)
+
+    def start_scores(self) -> None:
+        self.issue_scores(self.wait_keys())
         self.pass_turn()
 
     def block(self, is_masked: bool, more: bool) -> None:
         del more
-        step = self.step
-        self.wait_full(self.shared.v_ready, step)
+        values = self.c.wait_full(self.shared.v)
         self.take_turn()
         if self.s.adds_in_place:
-            self.rotated_block()
+            self.rotated_block(values)
         elif self.s.overlaps:
-            self.add_parts(True, lambda: self.start_scores(self.tile, step + 1))
-            self.release("v", step)
+            self.add_parts(values, True, self.start_scores)
+            self.c.release(values)
         else:
-            self.add_parts(False, lambda: self.release("v", step))
-            self.start_scores(self.tile, step + 1)
-        self.prepare()
-        self.stream.wgmma_wait(0)
+            self.add_parts(values, False, lambda: self.c.release(values))
+            self.start_scores()
+        self.c.work(self.work["other"])
+        self.c.wgmma_wait(0)
         if self.s.adds_in_place:
             self.pass_turn()
-        self.release("k", step + 1)
-        self.row_max(step + 1, is_masked)
-        self.early()
+        keys = self.c.last(self.shared.k)
+        self.c.release(keys)
+        self.row_max(keys, is_masked)
+        self.c.work(self.work["early"])
         self.finish_softmax()
 
-    def last_output(self, number: int, lead: int | None) -> None:
-        if lead is not None:  # the next tile's Q has a slot of its own
-            self.wait_full(self.shared.q_full, number + 1)
+    def last_output(self, values: Stage, lead: int | None) -> None:
+        crosses = lead is not None
+        if crosses:  # the next tile's Q has a slot of its own
+            self.c.wait_full(self.shared.q)
         self.take_turn()
-        if lead is None:
-            self.add_parts(False, self.pass_turn)
-        else:
-            self.add_parts(not self.s.adds_in_place, lambda: self.start_scores(number + 1, self.step + 1))
+        last = self.start_scores if crosses else self.pass_turn
+        self.add_parts(values, crosses and not self.s.adds_in_place, last)

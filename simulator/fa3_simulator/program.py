@@ -1,29 +1,30 @@
 """A schedule as data: what each warp or warpgroup of a CTA does, in order, and the builder of such programs.
 
-Consumers and producers of the kernels write programs (:mod:`fa3_simulator.consumer`, :mod:`fa3_simulator.forward`).
-The same program is read for time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An
-operation is a row of five integers: the :class:`Op` and up to four operands, which are sizes or indices into the
-program's lists.
+Kernels are described in the words of :mod:`fa3_simulator.schedule`, which add operations to a program. It is read for
+time (:mod:`fa3_simulator.engine`) and for safety (:mod:`fa3_simulator.hazards`). An operation is a row of five
+integers: the :class:`Op` and up to four operands, which are sizes or indices into the program's lists.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain, groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 from traceback import walk_stack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fa3_simulator.shared_memory import Slot, regions
 
+Row = tuple[int, int, int, int, int]  # an operation and its operands
 NONE = -1
 MOST_IN_FLIGHT = 7  # groups of wgmma that a wait may leave in flight in the PTX ISA, and here stores as well
-FAR, BY_THREADS, OTHERS = 1, 2, 4  # the last operand of a load: bits, and what each further CTA of a multicast adds
+FAR, BY_THREADS, HOT, OTHERS = 1, 2, 4, 8  # last operand of a load: bits, and what each further CTA of a multicast adds
 
 
 class Op(IntEnum):
@@ -33,7 +34,7 @@ class Op(IntEnum):
     WGMMA = 1  # gemm, slot of A or NONE (registers), slot of B, accumulator slot: asynchronous; ends a commit group
     WGMMA_WAIT = 2  # groups that may stay in flight
     EXPECT = 3  # mbarrier, bytes: one arrival, and bytes its phase waits for
-    LOAD = 4  # mbarrier, bytes, slot, sum of FAR, BY_THREADS and OTHERS: TMA or cp.async, asynchronous
+    LOAD = 4  # mbarrier, bytes, slot, sum of FAR, BY_THREADS, HOT and OTHERS: TMA or cp.async, asynchronous
     STORE = 5  # bytes, slot, whether it adds to what is there: TMA, asynchronous
     STORE_WAIT = 6  # stores that may still read their slots
     ARRIVE = 7  # mbarrier: one arrival
@@ -41,19 +42,22 @@ class Op(IntEnum):
     BAR_ARRIVE = 9  # named barrier
     BAR_SYNC = 10  # named barrier
     DELAY = 11  # machine constant in cycles, as an index into Program.delays
-    READ = 12  # slot: the actor's own threads read it
+    READ = 12  # slot, whether each warp reads only what no other warp of the actor writes: by the actor's own threads
     WRITE = 13  # slot: the actor's own threads write it
     FENCE = 14  # fence.proxy.async: the actor's writes become visible to TMA and wgmma
     MARK = 15  # label
-    REDUCE = 16  # bytes, whether they replace what is there: the actor's own threads write registers to global memory
+    REDUCE = (
+        16  # bytes, whether they replace what is there, bytes of a thread at a time: threads write to global memory
+    )
     OPERAND = 17  # slot: what else the next wgmma of this actor reads
+    MEET = 18  # the actor's own warps wait for each other, in the time of other operations
 
 
 class Gemm(NamedTuple):
     """``instructions`` wgmma of shape 64 x n x (256 bits of k).
 
-    ``rate`` is a fraction of wgmma's, below 1 for ``mma.sync``, whose operands are all in registers. A gemm that
-    ``is_open`` is not committed: it belongs to the commit group of the next one.
+    ``rate`` is a fraction of wgmma's, below 1 for ``mma.sync``, whose operands are all in registers, and which
+    keeps ``share`` of the tensor cores busy. A gemm that ``is_open`` belongs to the commit group of the next one.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Gemm(NamedTuple):
     a_in_registers: bool
     rate: float = 1.0
     is_open: bool = False
+    share: float = 1.0
 
 
 class Work(NamedTuple):
@@ -81,6 +86,7 @@ class Work(NamedTuple):
     smem_bytes: int = 0
     stall: int = 0  # cycles in which the warp issues nothing, as it waits for results
     trips: int = 0  # how often, one behind the other, it loads matrices, waits, permutes and stores them
+    warps: float = 1.0  # of the actor on each of the four schedulers
 
 
 class Mbarrier(NamedTuple):
@@ -153,19 +159,10 @@ class Program:
             Op.OPERAND: lambda: f"operand {self.slots[x].name}",
             Op.WRITE: lambda: f"write {self.slots[x].name}",
             Op.FENCE: lambda: "fence",
+            Op.MEET: lambda: "meet",
             Op.MARK: lambda: self.labels[x],
         }
         return names[op]()
-
-
-@dataclass(slots=True)
-class _Names:
-    """Numbers items by their first use: a call returns the index of an item."""
-
-    index: dict = field(default_factory=dict)
-
-    def __call__(self, item) -> int:
-        return self.index.setdefault(item, len(self.index))
 
 
 @dataclass(slots=True)
@@ -176,53 +173,23 @@ class Stream:
     name: str
     threads: int
     registers: int
-    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    parts: list[np.ndarray] = field(default_factory=list)  # operations in front of the rows
-    known: dict[Hashable, np.ndarray] = field(default_factory=dict)  # operations of each key of :meth:`repeated`
+    rows: list[Row] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)  # as of :class:`Actor`
-
-    def restart(self) -> None:
-        """Drop all operations, but keep those that :meth:`repeated` knows."""
-        self.rows = []
-        self.parts = []
-        self.lines = []
-
-    def operations(self) -> np.ndarray:
-        """Return all operations that were added, (operations, 5)."""
-        if self.rows:
-            self._close()
-        return np.concatenate(self.parts or [np.empty((0, 5), np.int64)])
-
-    def _close(self) -> None:
-        self.parts.append(np.fromiter(chain.from_iterable(self.rows), np.int64).reshape(-1, 5))
-        self.rows = []
-
-    def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
-        """Add the operations that ``emit(*arguments)`` adds to this stream.
-
-        It is called once for every key and its operations are copied from then on, so equal keys must mean equal
-        operations.
-        """
-        if self.rows:
-            self._close()
-        if key not in self.known:
-            before = self.parts
-            self.parts = []
-            emit(*arguments)
-            self.known[key] = self.operations()
-            self.parts = before
-        self.parts.append(self.known[key])
 
     def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
         self.rows.append((op, x, y, z, w))
+        if self.program.origin:
+            self.lines.append(_place(self.program.origin))
 
-    def work(self, work: Work) -> None:
-        if work.chunks:
-            self._add(Op.VECTOR, self.program.works(work))
+    def work(self, *works: Work) -> None:
+        """Do vector work, one behind the other; what has no instructions is left out."""
+        for work in works:
+            if work.chunks:
+                self._add(Op.VECTOR, self.program.works[work])
 
     def issue(self, gemm: Gemm, a: Slot | None, b: Slot, accumulator: Slot) -> None:
         slots = self.program.slots
-        self._add(Op.WGMMA, self.program.gemms(gemm), NONE if a is None else slots(a), slots(b), slots(accumulator))
+        self._add(Op.WGMMA, self.program.gemms[gemm], NONE if a is None else slots[a], slots[b], slots[accumulator])
 
     def wgmma_wait(self, in_flight: int) -> None:
         """Wait until at most ``in_flight`` groups of wgmma, 0 to 7, are in flight; ValueError for other numbers."""
@@ -230,7 +197,7 @@ class Stream:
 
     def operand(self, slot: Slot) -> None:
         """Let the next wgmma read this slot too, as where A or B lies in several slots."""
-        self._add(Op.OPERAND, self.program.slots(slot))
+        self._add(Op.OPERAND, self.program.slots[slot])
 
     def load(
         self,
@@ -248,7 +215,7 @@ class Stream:
 
     def expect(self, barrier: Mbarrier, size: int) -> None:
         """Arrive at a barrier, whose phase then waits for so many bytes more."""
-        self._add(Op.EXPECT, self.program.mbarriers(barrier), size)
+        self._add(Op.EXPECT, self.program.mbarriers[barrier], size)
 
     def load_only(
         self,
@@ -281,67 +248,58 @@ class Stream:
             raise ValueError(f"a load is for 1 CTA or more, by cp.async for 1, got {multicast}")
         how = FAR * is_far + BY_THREADS * by_threads + OTHERS * (multicast - 1)
         for slot in slots:
-            self._add(Op.LOAD, self.program.mbarriers(barrier), slot.bytes, self.program.slots(slot), how)
+            self._add(Op.LOAD, self.program.mbarriers[barrier], slot.bytes, self.program.slots[slot], how)
 
-    def store(self, slot: Slot, size: int, *, adds: bool = False) -> None:
-        self._add(Op.STORE, size, self.program.slots(slot), int(adds))
+    def tma_store(self, slot: Slot, size: int | None = None, *, adds: bool = False) -> None:
+        """Copy a slot to global memory, or add it there (``cp.async.bulk``, ``cp.reduce.async.bulk``)."""
+        self._add(Op.STORE, slot.bytes if size is None else size, self.program.slots[slot], int(adds))
 
     def store_wait(self, in_flight: int = 0) -> None:
         """Wait until at most ``in_flight`` stores, 0 to 7, read their slots; ValueError for other numbers."""
         self._add(Op.STORE_WAIT, _checked(in_flight, "stores"))
 
-    def reduce(self, size: int, *, adds: bool = True) -> None:
-        """Let the actor's threads add so many bytes to global memory, or without ``adds`` replace them there."""
-        self._add(Op.REDUCE, size, int(not adds))
+    def global_store(self, size: int, *, width: int = 16) -> None:
+        """Store so many bytes by all threads (``st.global``), ``width`` by one instruction of a thread."""
+        self._add(Op.REDUCE, size, 1, width)
+
+    def global_add(self, size: int) -> None:
+        """Add so many bytes in global memory by all threads (``red.global.add``)."""
+        self._add(Op.REDUCE, size)
 
     def arrive(self, barrier: Mbarrier) -> None:
-        self._add(Op.ARRIVE, self.program.mbarriers(barrier))
+        self._add(Op.ARRIVE, self.program.mbarriers[barrier])
 
     def wait(self, barrier: Mbarrier, parity: int) -> None:
-        self._add(Op.WAIT, self.program.mbarriers(barrier), parity & 1)
+        self._add(Op.WAIT, self.program.mbarriers[barrier], parity & 1)
 
     def bar_arrive(self, barrier: NamedBarrier) -> None:
-        self._add(Op.BAR_ARRIVE, self.program.named_barriers(barrier))
+        self._add(Op.BAR_ARRIVE, self.program.named_barriers[barrier])
 
     def bar_sync(self, barrier: NamedBarrier) -> None:
-        self._add(Op.BAR_SYNC, self.program.named_barriers(barrier))
+        self._add(Op.BAR_SYNC, self.program.named_barriers[barrier])
 
-    def hand_back(self, barrier: Mbarrier | NamedBarrier) -> None:
-        """Hand a slot of a ring back, by an arrival at its barrier of either kind."""
-        if isinstance(barrier, NamedBarrier):
-            self.bar_arrive(barrier)
-        else:
-            self.arrive(barrier)
-
-    def wait_empty(self, barriers: Sequence[Mbarrier | NamedBarrier], use: int) -> None:
-        """Wait until the slot for the ``use``-th content of a ring (from 0) may be written.
-
-        The first content of every slot needs no wait.
-        """
-        slot = use % len(barriers)
-        turn = use // len(barriers)
-        barrier = barriers[slot]
-        if turn == 0:
-            return
-        if isinstance(barrier, NamedBarrier):
-            self.bar_sync(barrier)
-        else:
-            self.wait(barrier, turn - 1)
+    def meet(self) -> None:
+        """Let the warps of the actor wait for each other at a barrier whose time is that of other operations."""
+        self._add(Op.MEET)
 
     def delay(self, constant: str) -> None:
-        self._add(Op.DELAY, self.program.delays(constant))
+        self._add(Op.DELAY, self.program.delays[constant])
 
-    def read(self, slot: Slot) -> None:
-        self._add(Op.READ, self.program.slots(slot))
+    def read(self, slot: Slot, *works: Work, own: bool = False) -> None:
+        """Read a slot, by instructions that may be given; ``own``: each warp only what no other of the actor writes."""
+        self._add(Op.READ, self.program.slots[slot], own)
+        self.work(*works)
 
-    def write(self, slot: Slot) -> None:
-        self._add(Op.WRITE, self.program.slots(slot))
+    def write(self, slot: Slot, *works: Work) -> None:
+        """Write a slot, by instructions that may be given."""
+        self._add(Op.WRITE, self.program.slots[slot])
+        self.work(*works)
 
     def fence(self) -> None:
         self._add(Op.FENCE)
 
     def mark(self, label: str) -> None:
-        self._add(Op.MARK, self.program.labels(label))
+        self._add(Op.MARK, self.program.labels[label])
 
 
 def _checked(in_flight: int, what: str) -> int:
@@ -350,21 +308,17 @@ def _checked(in_flight: int, what: str) -> int:
     return in_flight
 
 
-class PlacedStream(Stream):
-    """A stream that remembers where each operation stands in the file of a description, if there is one."""
+def numbered() -> defaultdict[Any, int]:
+    """Return a dictionary that numbers items from 0 when they are first asked for."""
+    return defaultdict(count().__next__)
 
-    def repeated(self, key: Hashable, emit: Callable[..., None], *arguments: Hashable) -> None:
-        emit(*arguments)  # each time, as its lines depend on its caller
 
-    def _add(self, op: Op, x: int = 0, y: int = 0, z: int = 0, w: int = 0) -> None:
-        if not self.program.origin:
-            super()._add(op, x, y, z, w)
-            return
-        stack = groupby(walk_stack(sys._getframe(1)), lambda x: x[0].f_code.co_filename == self.program.origin)
-        numbers = next(([str(line) for _, line in frames] for is_own, frames in stack if is_own), [])
-        ends = dict.fromkeys(numbers[:1] + numbers[-1:])
-        self.lines.append(f"{Path(self.program.origin).name}:{', called at '.join(ends)}")
-        super()._add(op, x, y, z, w)
+def _place(origin: str) -> str:
+    """Return where the operation that is being added stands in the file of a description."""
+    stack = groupby(walk_stack(sys._getframe(1)), lambda x: x[0].f_code.co_filename == origin)
+    numbers = next(([str(line) for _, line in frames] for is_own, frames in stack if is_own), [])
+    ends = dict.fromkeys(numbers[:1] + numbers[-1:])
+    return f"{Path(origin).name}:{', called at '.join(ends)}"
 
 
 class Builder:
@@ -376,21 +330,26 @@ class Builder:
     def __init__(self, name: str, origin: str = "") -> None:
         self.name = name
         self.origin = origin
+        self.has_latencies = True  # whether loads and fences wait by themselves
         self.streams: list[Stream] = []
-        self.gemms, self.works, self.mbarriers, self.named_barriers = _Names(), _Names(), _Names(), _Names()
-        self.slots, self.delays, self.labels = _Names(), _Names(), _Names()
+        self.gemms, self.works, self.mbarriers, self.named_barriers = numbered(), numbered(), numbered(), numbered()
+        self.slots, self.delays, self.labels = numbered(), numbered(), numbered()
 
     def actor(self, name: str, threads: int, registers: int) -> Stream:
-        stream = (PlacedStream if self.origin else Stream)(self, name, threads, registers)
+        stream = Stream(self, name, threads, registers)
         self.streams.append(stream)
         return stream
 
-    def restart(self) -> None:
-        """Drop all operations to build another program with the same actors; names keep their indices."""
-        for stream in self.streams:
-            stream.restart()
-
     def build(self) -> Program:
-        actors = tuple(Actor(s.name, s.threads, s.registers, s.operations(), tuple(s.lines)) for s in self.streams)
+        actors = tuple(
+            Actor(
+                s.name,
+                s.threads,
+                s.registers,
+                np.fromiter(chain.from_iterable(s.rows), np.int64).reshape(-1, 5),
+                tuple(s.lines),
+            )
+            for s in self.streams
+        )
         lists = (self.gemms, self.works, self.mbarriers, self.named_barriers, self.slots, self.delays, self.labels)
-        return Program(self.name, actors, *(tuple(names.index) for names in lists))
+        return Program(self.name, actors, *map(tuple, lists))

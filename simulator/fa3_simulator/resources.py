@@ -1,45 +1,61 @@
-"""What the warps of one CTA of a forward share: the slots, mbarriers and named barriers of a configuration.
-
-Those of a backward are in :mod:`fa3_simulator.backward_consumer`.
-"""
+"""What the warps of one CTA of a forward share: the rings, barriers and buffers of a configuration."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd
 
-from fa3_kernels.plan.barriers import WARPGROUP_THREADS, NamedBarrier as NamedBarrierId, slot_threads
+from fa3_kernels.plan.barriers import WARPGROUP_THREADS, NamedBarrier, slot_threads
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.variant import SWIZZLED_BYTES, buffers
-from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.program import Mbarrier, NamedBarrier, Slot
+from fa3_simulator.program import Slot
+from fa3_simulator.schedule import Cta
 from fa3_simulator.schedules import copies_queries
 
 
-def slots(name: str, count: int, size: int) -> tuple[Slot, ...]:
-    """Return the ``count`` slots of a ring, ``size`` bytes each, one behind the other in the ring's memory."""
-    return tuple(Slot(f"{name}[{i}]", size, name, (i * size,)) for i in range(count))
+class Resources:
+    """Rings, barriers and buffers that the warps of a forward kernel share."""
+
+    def __init__(self, cta: Cta, config: Config) -> None:
+        s = self.config = config
+        each = range(s.consumers)
+        size = {name: size for name, (_, size) in buffers(s).items()}  # bytes of one buffer of each kind
+        threads = slot_threads(s.consumers, 4 if s.transposes_v else 1) if s.traits.named_rings else 0
+        back = s.consumers if s.warp_specialized else 0  # without a producer a barrier of the CTA frees all stages
+        cta.identities = int(NamedBarrier.K_EMPTY) - 1
+        self.k, self.v = (
+            cta.ring(name, s.num_stages, size[name], consumers=back, threads=threads, readers=s.consumers)
+            for name in "kv"
+        )
+        # of each stage the rows of each consumer; consumers that copy them are the only ones to write there
+        copies = copies_queries(s)
+        self.q = cta.ring(
+            "q",
+            s.query_slots,
+            {f"q.{w}": size["q"] for w in each},
+            consumers=0 if copies else back,
+            threads=threads,
+            readers=1,
+            full_arrivals=s.consumers if copies else 1,
+        )
+        # V before it is transposed, by the warps that load it
+        self.v_raw = cta.ring("v_raw", s.num_stages, size["v_raw"], consumers=0) if s.transposes_v else None
+        self.turn = [cta.named_barrier(f"turn[{w}]", 2 * WARPGROUP_THREADS) for w in each]
+        self.epilogue = [cta.named_barrier(f"warps[{w}]", WARPGROUP_THREADS, w + (w > 0)) for w in each]
+        if not s.warp_specialized:  # the only barrier that such a kernel has
+            self.epilogue = [cta.named_barrier("all warps", WARPGROUP_THREADS * s.consumers, 0)] * s.consumers
+        self.producer = cta.named_barrier("warps of the producer", WARPGROUP_THREADS, 1 + s.consumers)
+        # over all consumers: when all have read V, and again when O of each is in V's memory
+        self.together = cta.named_barrier("all consumers", WARPGROUP_THREADS * s.consumers, 1)
+        # of each consumer; there are none where O leaves through Q's slots, or where P is in registers
+        self.out, self.p = (
+            [cta.smem(f"{name}.{w}", size[name]) for w in each if name in size] for name in ("out", "p")
+        )
+        if s.traits.output_in_v:
+            self.stored = cta.mbarrier("o_stored")  # O has left V's memory
+            self.out = _outputs_in_v(cta, s, self.v.parts["v"][0], s.num_stages * size["v"])
 
 
-def filled(name: str, count: int, arrivals: int = 1) -> tuple[Mbarrier, ...]:
-    """Return the barriers of a ring that tell that a slot has been filled, by ``arrivals`` arrivals."""
-    return tuple(Mbarrier(f"{name}_full[{i}]", arrivals) for i in range(count))
-
-
-def emptied(
-    name: str, count: int, config: Config | BackwardSchedule, first: int, warps: int = 1
-) -> tuple[Mbarrier | NamedBarrier, ...]:
-    """Return the barriers through which a ring's slots are handed back to a producer of so many ``warps``.
-
-    They are mbarriers, or named ones with identities from ``first`` on.
-    """
-    if not config.traits.named_rings:
-        return tuple(Mbarrier(f"{name}_empty[{i}]", config.consumers) for i in range(count))
-    threads = slot_threads(config.consumers, warps)
-    return tuple(NamedBarrier(f"{name}_empty[{i}]", first + i, threads) for i in range(count))
-
-
-def _outputs_in_v(config: Config, v_bytes: int) -> tuple[Slot, ...]:
+def _outputs_in_v(cta: Cta, config: Config, v: Slot, v_bytes: int) -> list[Slot]:
     """Return O of each consumer in V's memory, as upstream lays it out (hopper/epilogue_fwd.hpp).
 
     O begins where V does, but where O is larger both end at the same byte. O is cut into panels of the channels of a
@@ -47,61 +63,10 @@ def _outputs_in_v(config: Config, v_bytes: int) -> tuple[Slot, ...]:
     """
     width = gcd(config.head_dim_v, SWIZZLED_BYTES // 2)
     part = WARPGROUP_ROWS * width * 2
-    panels = config.head_dim_v // width
-    begin = min(0, v_bytes - config.consumers * panels * part)
-    return tuple(
-        Slot(
-            f"out.{w}",
-            panels * part,
-            "v",
-            tuple(begin + (panel * config.consumers + w) * part for panel in range(panels)),
-        )
+    count = config.head_dim_v // width
+    begin = min(0, v_bytes - config.consumers * count * part)
+    panels = [begin + panel * config.consumers * part for panel in range(count)]
+    return [
+        cta.smem(f"out.{w}", count * part, (v, *(panel + w * part for panel in panels)))
         for w in range(config.consumers)
-    )
-
-
-class Resources:
-    """Slots and barriers that the warps of a forward kernel share."""
-
-    def __init__(self, config: Config) -> None:
-        s = self.config = config
-        each = range(s.consumers)
-        stages = s.num_stages
-        q_stages = s.query_slots
-        self.bytes_of = {name: size for name, (_, size) in buffers(s).items()}  # bytes of one buffer of each kind
-        first = int(NamedBarrierId.K_EMPTY)  # identities of the rings, and behind them those of the turns
-        turns = first + 2 * stages + q_stages if s.traits.named_rings else first
-        of_v = self.bytes_of["v"]
-        # one slot for each warpgroup's rows; one ring slot after the other
-        self.q = tuple(Slot(f"q[{i}].{w}", self.bytes_of["q"]) for i in range(q_stages) for w in each)
-        self.k = slots("k", stages, self.bytes_of["k"])
-        self.v = slots("v", stages, of_v)
-        self.v_raw = slots("v_raw", stages, self.bytes_of["v_raw"]) if s.transposes_v else ()  # before the transpose
-        # one slot for each warpgroup's rows; none where O leaves through Q's slots
-        self.out = tuple(Slot(f"out.{w}", self.bytes_of["out"]) for w in each if "out" in self.bytes_of)
-        if s.traits.output_in_v:
-            self.out = _outputs_in_v(s, stages * of_v)
-        self.q_full = filled("q", q_stages, s.consumers if copies_queries(s) else 1)
-        self.k_full = filled("k", stages)
-        self.v_full = self.v_ready = filled("v", stages)
-        if s.transposes_v:
-            self.v_ready = tuple(Mbarrier(f"v_ready[{i}]", 1) for i in range(stages))
-        warps = 4 if s.transposes_v else 1
-        self.empty = {
-            "k": emptied("k", stages, s, first, warps),
-            "v": emptied("v", stages, s, first + stages, warps),
-            "q": emptied("q", q_stages, s, first + 2 * stages, warps),
-        }
-        self.turn = tuple(NamedBarrier(f"turn[{w}]", turns + w, 2 * WARPGROUP_THREADS) for w in each)
-        self.epilogue = tuple(NamedBarrier(f"warps[{w}]", w + (w > 0), WARPGROUP_THREADS) for w in each)
-        if not s.warp_specialized:  # the only barrier that such a kernel has
-            self.epilogue = (NamedBarrier("all warps", 0, WARPGROUP_THREADS * s.consumers),) * s.consumers
-        self.producer = NamedBarrier(
-            "warps of the producer", 1 + s.consumers, WARPGROUP_THREADS
-        )  # over the warps that transpose
-        self.stored = Mbarrier("o_stored", 1)  # O has left V's memory
-        # over all consumers: when all have read V, and again when O of each is in V's memory
-        self.together = NamedBarrier("all consumers", 1, WARPGROUP_THREADS * s.consumers)
-
-
-resources_of = lru_cache(maxsize=64)(Resources)
+    ]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,23 +29,20 @@ SUB_CORES = 4  # sub-cores of an SM, each with a special-function unit
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Cycles that each resource needs if nothing else has to be waited for; ``binds`` names the largest."""
+    """Cycles that each resource needs if nothing else has to be waited for; ``binds`` names the largest.
 
-    tensor: float
-    mufu: float
-    smem: float
-    l2: float
-    hbm: float
-    issue: float  # issue of a warp's instructions
-    reduce: float  # additions to global memory
+    Resources are tensor, mufu, smem, l2, hbm, issue of a warp's instructions, and reduce, additions to global memory.
+    """
+
+    needs: Mapping[str, float]
 
     @property
     def binds(self) -> str:
-        return max(self.__dataclass_fields__, key=lambda name: getattr(self, name))
+        return max(self.needs, key=lambda name: self.needs[name])
 
     @property
     def cycles(self) -> float:
-        return getattr(self, self.binds)
+        return self.needs[self.binds]
 
 
 def tensor_cycles_per_block(config: AnyConfig, machine: Machine) -> float:
@@ -68,7 +66,7 @@ def lower_bound(
     """Return the SM cycles that no tile and no schedule can beat, for a forward or a backward as ``config`` is.
 
     They are those of GEMMs and exponentials of all visible pairs, evenly over all SMs, and of HBM for every tensor
-    once, each at full rate. Resources whose load depends on the tile are 0.
+    once, each at full rate. Resources whose load depends on the tile are left out.
     """
     kernel = kernel_of(config)
     pairs = visible_pairs(problem) * problem.nheads / machine["sms"]
@@ -78,7 +76,7 @@ def lower_bound(
     exponentials = pairs / (WARP_THREADS * SUB_CORES) * machine["mufu_cycles"]
     clock = clock_mhz or machine["max_clock_mhz"]
     hbm = hbm_cycles(kernel.launch(problem, machine, clock).hbm_bytes, machine, clock)
-    return Roofline(tensor, exponentials, 0.0, 0.0, hbm, 0.0, 0.0)
+    return Roofline({"tensor": tensor, "mufu": exponentials, "hbm": hbm})
 
 
 def _traffic(kernel: SimulatedKernel, machine: Machine, blocks: int) -> np.ndarray:
@@ -115,13 +113,15 @@ def roofline(
     blocks = sum(tile.blocks for tile in launch.longest(int(machine["sms"])))
     smem, size, issue, added = _traffic(kernel, machine, 5) - _traffic(kernel, machine, 4)  # of one block more
     return Roofline(
-        blocks * tensor_cycles_per_block(config, machine),
-        blocks * mufu_cycles_per_block(config, machine),
-        blocks * smem,
-        launch.blocks / machine["sms"] * size / machine["l2_bytes_per_cycle"],
-        hbm_cycles(launch.hbm_bytes, machine, clock),
-        blocks * issue,
-        blocks * added / machine["reduce_bytes_per_ns"] * clock / 1000,
+        {
+            "tensor": blocks * tensor_cycles_per_block(config, machine),
+            "mufu": blocks * mufu_cycles_per_block(config, machine),
+            "smem": blocks * smem,
+            "l2": launch.blocks / machine["sms"] * size / machine["l2_bytes_per_cycle"],
+            "hbm": hbm_cycles(launch.hbm_bytes, machine, clock),
+            "issue": blocks * issue,
+            "reduce": blocks * added / machine["reduce_bytes_per_ns"] * clock / 1000,
+        }
     )
 
 

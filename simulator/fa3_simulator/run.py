@@ -11,13 +11,24 @@ backward take turns, all CTAs are simulated together (:mod:`fa3_simulator.turns`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.cta import AnyConfig, Cycles, TimedCta, kernel_of
+from fa3_simulator.held_out import HeldOut, held_out
 from fa3_simulator.launch import Launch, hbm_cycles
 from fa3_simulator.machine import Machine
+from fa3_simulator.pages import over_pages
 from fa3_simulator.schedules import TileBlocks
+
+INTERVAL = (
+    "cycles_low",
+    "cycles_high",
+    "milliseconds_low",
+    "milliseconds_high",
+    "interval_class",
+    "interval_rows",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,7 @@ class Estimate:
     ----------
     cycles : float
         From launch to the end of the last CTA, or to when HBM has moved every tensor once, if that is later; plus
-        ``around_cycles``.
+        ``around_cycles``, and those of the kernel that makes the schedule of packed sequences.
     cta_cycles : float
         Duration of the CTA that ends last.
     hbm_cycles : float
@@ -42,6 +53,8 @@ class Estimate:
     around_cycles : float
         Duration of the kernels in front of and behind the main one: those of a backward, and the one that merges the
         parts of the keys.
+    held_out : HeldOut, optional
+        What timings of launches alike say of it, None where too few were timed; estimates that differ in it are equal.
     """
 
     cycles: float
@@ -53,6 +66,25 @@ class Estimate:
     tiles: tuple[TileBlocks, ...]
     clock_mhz: float
     around_cycles: float = 0.0
+    held_out: HeldOut | None = field(default=None, compare=False)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The ends of the 90 % interval of the cycles of a measured launch; None where too few alike were timed."""
+        return self.held_out and self.held_out.interval(self.cycles)
+
+    def interval_figures(self) -> dict[str, float | str | None]:
+        """Return what is stated of the measured time.
+
+        Returns
+        -------
+        dict of str to float, str or None
+            By :data:`INTERVAL` the ends of the 90 % interval in cycles and milliseconds, and its class and number of
+            timings; None for each where nothing is said.
+        """
+        known = self.held_out
+        ends = (*known.interval(self.cycles), *known.interval(self.seconds * 1e3)) if known else [None] * 4
+        return dict(zip(INTERVAL, (*ends, known and known.group, known and known.rows), strict=True))
 
     @property
     def main_cycles(self) -> float:
@@ -77,16 +109,14 @@ def in_words(problem: AttentionProblem) -> str:
     'fp16 d128 dense, 32 x 32/8 heads, 1 x 8192'
     """
     p = problem
+    packed = f", {p.q_shape[0]} x {sum(p.seqlens_k)} packed" if p.seqlens_k else ""
+    packed += f", pages of {p.cache.page_size}" if p.cache and p.cache.page_size else ""
     heads = f"{p.nheads}/{p.nheads_kv}" if p.group > 1 else p.nheads
+    packed += f", chunks of {p.attention_chunk}" if p.attention_chunk else ""
     mask = "causal" if p.causal else "dense" if p.window == (-1, -1) else "window {} {}".format(*p.window)
-    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}" + (
+    return f"{p.dtype} d{p.head_dim} {mask}, {p.batch} x {heads} heads, {p.seqlen_q} x {p.seqlen_k}{packed}" + (
         f", softcap {p.softcap:g}" if p.softcap else ""
     )
-
-
-def launched(problem: AttentionProblem, config: AnyConfig) -> AnyConfig:
-    """Return the configuration as it is compiled for a problem."""
-    return kernel_of(config).compiled(problem).config
 
 
 def timed(launch: Launch, cta: TimedCta, ctas: int) -> Estimate:
@@ -99,9 +129,9 @@ def timed(launch: Launch, cta: TimedCta, ctas: int) -> Estimate:
         alone, waited = launch.waits(*cta.tile_times(cta.alone), tiles, longest.cta)
         longest = longest._replace(cta=alone)
     hbm = hbm_cycles(launch.hbm_bytes, machine, cta.clock_mhz)
-    main = max(longest.cta + waited, hbm) + machine["launch_cycles"] + launch.drains * machine["drain_cycles"]
+    beside = launch.front_cycles + machine["launch_cycles"] + launch.drains * machine["drain_cycles"]
     return Estimate(
-        cycles=main + launch.around_cycles,
+        cycles=max(longest.cta + waited, hbm) + beside + launch.around_cycles,
         cta_cycles=longest.cta,
         hbm_cycles=hbm,
         tensor_cycles=longest.tensor,
@@ -121,7 +151,7 @@ def estimate(
     Parameters
     ----------
     problem : AttentionProblem
-        Forward dense or causal; backward with windows and sequences of their own lengths too.
+        With windows, sequences of their own lengths and, forward, keys in a cache too.
     config : Config or BackwardSchedule
         The kernel: a Config for a forward, a BackwardSchedule for a backward.
     machine : Machine
@@ -142,4 +172,7 @@ def estimate(
     clock = clock_mhz or machine["max_clock_mhz"]
     kernel = kernel_of(config).compiled(problem)
     launch = kernel.launch(problem, machine, clock)
-    return timed(launch, TimedCta(kernel.as_program(), machine, clock), int(machine["sms"]))
+    found = timed(
+        launch, TimedCta(kernel.as_program(), over_pages(problem, config, machine), clock), int(machine["sms"])
+    )
+    return replace(found, held_out=held_out(problem, config, machine, found.cycles))

@@ -1,4 +1,4 @@
-"""What the compiler makes of a forward configuration: how many registers it needs, and where waits end up.
+"""What the compiler makes of a forward configuration: where waits end up, and in how many parts P V is summed.
 
 :mod:`fa3_simulator.consumer` writes its programs by these. The record ``TileBlocks`` is used in all of the simulator,
 and the names of schedule switches by verbs. The layout of a backward is :mod:`fa3_simulator.backward_schedule`.
@@ -70,26 +70,6 @@ def starts_both(config: Config) -> bool:
     in_parts = config.is_fp8 and config.traits.promotes
     in_one = config.overlaps and config.pv_parts == (1, 1)
     return not in_parts or in_one or config.holds_turn
-
-
-def registers_needed(config: Config) -> int:
-    """Return the registers that a consumer thread needs: for S (two of them with three stages), O, P as an operand, Q
-    if it is in registers, a promoted partial sum, and the rest.
-    """
-    c = config
-    scores = (c.softmax_stages - 1) * c.tile_n // 2
-    output = c.head_dim_v // 2
-    queries = c.head_dim // 4 if c.holds_queries else 0
-    p = c.tile_n * c.bits // 64 if c.pv_from_registers else 0
-    parts = output if starts_both(c) else (c.sums_in_flight if c.adds_in_place else 1) * output // c.pv_parts[0]
-    partial = parts if c.promotion_interval else 0
-    block = scores + p + partial if c.overlaps else max(scores, p + partial)
-    return block + output + queries + c.traits.other_registers[c.is_fp8]
-
-
-def serializes(config: Config) -> bool:
-    """Tell whether ptxas waits for every single wgmma, as it is short of registers (its warning C7512)."""
-    return config.traits.is_serialised and registers_needed(config) > config.registers[1]
 
 
 def copies_queries(config: Config) -> bool:

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.plan.choose import MAX_SPLITS, can_pack
+from fa3_kernels.plan.choose import MAX_SPLITS, can_pack, choose_num_splits, without_lengths
 from fa3_kernels.plan.config import K_STEP, SWITCHES, Config
-from fa3_kernels.plan.families import OURS
+from fa3_kernels.plan.families import OURS, traits_of
+from fa3_kernels.plan.request import Choices, request_for
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import backward_choice
 from fa3_simulator.cta import AnyConfig, kernel_of
-from fa3_simulator.footprint import footprint
+from fa3_simulator.footprint import misfits
 from fa3_simulator.forward_choice import channels, promotion_interval
 from fa3_simulator.forward_launch import tile_heads
 from fa3_simulator.machine import Machine
@@ -76,6 +77,8 @@ def candidates(
     tile if it has fewer, as ours ships. ``pack_gqa`` None yields configurations with packed heads and without. Keys are
     cut into parts too where a problem has fewer tiles than ``sms``.
     """
+    if traits_of(family).is_built_here:
+        request_for(problem, Choices(pack_gqa=pack_gqa))
     head_dim, head_dim_v = channels(problem, family)
     packs = (pack_gqa,) if pack_gqa is not None else (False, True) if can_pack(problem) else (False,)
     axes: list[Iterable[Any]] = [(64, 128, 192), range(32, 257, K_STEP[problem.dtype]), (2, 3, 4)]
@@ -109,22 +112,20 @@ def part_counts(problem: AttentionProblem, config: Config, sms: int) -> list[int
     >>> part_counts(AttentionProblem(1, 32, 8, 1, 65536, 128), Config(pack_gqa=True), 132)
     [1, 16, 33]
     """
-    rows = problem.seqlen_q * (problem.group if config.pack_gqa else 1)
-    tiles = tile_heads(problem, config) * -(-rows // config.tile_m)
+    rows = [sequence.seqlen_q * (problem.group if config.pack_gqa else 1) for sequence in problem.sequences()]
+    tiles = tile_heads(problem, config) // problem.batch * sum(-(-count // config.tile_m) for count in rows)
     if tiles >= sms:
         return [1]
     most = min(-(-problem.seqlen_k // config.tile_n), MAX_SPLITS)
-    wanted = (config.traits.splits(problem, config.tile_m, config.tile_n), sms // tiles, 2 * sms // tiles)
+    of_packed = choose_num_splits(without_lengths(problem), config, sms) if problem.is_varlen else 0
+    chosen = of_packed or config.traits.splits(problem, config.tile_m, config.tile_n)
+    wanted = (chosen, sms // tiles, 2 * sms // tiles)
     return sorted({1, *(max(1, min(count, most)) for count in wanted)})
 
 
 def misfit(config: AnyConfig, machine: Machine) -> str | None:
     """Return why a configuration does not fit an SM, in words, or None if it fits."""
-    kernel = kernel_of(config)
-    if kernel.registers_needed > config.registers[1] + machine.more_registers:
-        return f"about {kernel.registers_needed} registers, a consumer thread has {config.registers[1]}"
-    reasons = [f.text for f in footprint(kernel.program([TileBlocks(1)]), machine)]
-    return reasons[0] if reasons else None
+    return next(misfits(kernel_of(config).cta([TileBlocks(1)]), machine), None)
 
 
 def check_fits(config: AnyConfig, machine: Machine) -> None:
@@ -165,7 +166,7 @@ def tune(
         nothing fits.
     """
     configs = (
-        backward_choice.candidates(problem, family, machine["smem_bytes"])
+        backward_choice.candidates(problem, family, machine)
         if backward
         else candidates(problem, family=family, pack_gqa=pack_gqa, sms=int(machine["sms"]))
     )

@@ -122,7 +122,9 @@ def in_turn(
     A CTA that never waits takes ``block`` cycles for a row block and ``start`` for a tile beside them.
     """
     size = 4 * schedule.tile_m * schedule.head_dim
-    waits = 1 if schedule.signals_early else 2  # trips to L2: to read the turn, and for the sum to become visible
+    # Trips to L2: to read the turn, and for the sum to become visible. Upstream passes the turn on when shared memory
+    # has been read, as its bulk wait with .read guarantees no more (FlashAttention issue 2244).
+    waits = 2 if schedule.is_ours else 1
     added = (size / machine["reduce_bytes_per_ns"] + waits * machine["l2_latency_ns"]) * clock_mhz / 1000
     return makespan(key_tiles(problem, schedule), schedule.turns, (block, start, added), machine), 0.0
 

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from fa3_simulator.executions import Access, Phase
-from fa3_simulator.footprint import Hazard
-from fa3_simulator.hazards import LOCAL, Checker, is_undecided, judged
+from fa3_simulator.footprint import Hazard, is_undecided
+from fa3_simulator.hazards import LOCAL, Checker, judged
 from fa3_simulator.program import BY_THREADS, NONE, Actor, Builder, Op, Program
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.shared_memory import regions
@@ -71,25 +71,24 @@ class _Family:
     def __init__(self, make: Callable[[list[TileBlocks]], Program]) -> None:
         self.make, self.names = make, Builder("any")
         self.known: dict[Word, Streams] = {}
+        self.slots = 0  # how many of ``names`` have been prepared
         self.lines: dict[Word, list[tuple[str, ...]]] = {}  # of each actor, as the program of the word has them
         self.actors: tuple[Actor, ...] = ()
         self.waiting: list[frozenset[int]] = []  # actors at each mbarrier, then at each named barrier
         self.touching: list[frozenset[int]] = []  # actors that may overwrite or read each region of memory
 
-    def prepare(self, word: Word) -> None:
-        """Learn all slots and barriers, and which actors use them, from the program of a long word."""
-        streams = self.streams(word)
+    def prepare(self) -> None:
+        """Learn which actors use slots and barriers from the words that are known, of which one is long."""
 
         def users(count: int, *fields: tuple[Op, int]) -> list[frozenset[int]]:
+            streams = [chain(*ops) for ops in zip(*self.known.values(), strict=True)]
             uses = [{row[i] for row in ops for op, i in fields if row[0] == op} for ops in streams]
             return [frozenset(a for a, used in enumerate(uses) if x in used) for x in range(count)]
 
         n = self.names
-        self.waiting = users(len(n.mbarriers.index), (Op.WAIT, 1)) + users(
-            len(n.named_barriers.index), (Op.BAR_SYNC, 1)
-        )
-        of_slots = users(len(n.slots.index), (Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
-        self.touching = [frozenset().union(*(of_slots[x] for x in some)) for some in regions(tuple(n.slots.index))]
+        self.waiting = users(len(n.mbarriers), (Op.WAIT, 1)) + users(len(n.named_barriers), (Op.BAR_SYNC, 1))
+        of_slots = users(len(n.slots), (Op.WRITE, 1), (Op.LOAD, 3), (Op.READ, 1))
+        self.touching = [frozenset().union(*(of_slots[x] for x in some)) for some in regions(tuple(n.slots))]
 
     def streams(self, word: Word) -> Streams:
         if word not in self.known:
@@ -113,17 +112,17 @@ class _Family:
         (kind, *operands) = row
 
         def slot(x: int) -> int:
-            return x if x < 0 else names.slots(program.slots[x])
+            return x if x < 0 else names.slots[program.slots[x]]
 
         def gemm(x: int) -> int:
             # its time does not matter
-            return names.gemms(program.gemms[x]._replace(instructions=1, n=8, bits=16, rate=1.0))
+            return names.gemms[program.gemms[x]._replace(instructions=1, n=8, bits=16, rate=1.0, share=1.0)]
 
         def mbarrier(x: int) -> int:
-            return names.mbarriers(program.mbarriers[x])
+            return names.mbarriers[program.mbarriers[x]]
 
         def named(x: int) -> int:
-            return names.named_barriers(program.named_barriers[x])
+            return names.named_barriers[program.named_barriers[x]]
 
         fields: dict[int, dict[int, Callable[[int], int]]] = {
             Op.WGMMA: {0: gemm, 1: slot, 2: slot, 3: slot},
@@ -144,12 +143,16 @@ class _Family:
     def program(self, word: Word) -> Program:
         """Return the program that executes a word from its start to its end."""
         n = self.names
+        streams = self.streams(word)
+        if len(n.slots) > self.slots:  # which registers a load has may depend on the loads before
+            self.slots = len(n.slots)
+            self.prepare()
         actors = tuple(
             Actor(a.name, a.threads, a.registers, np.array(ops, np.int64).reshape(-1, 5), lines)
-            for ops, lines, a in zip(self.streams(word), self.lines[word], self.actors, strict=True)
+            for ops, lines, a in zip(streams, self.lines[word], self.actors, strict=True)
         )
         lists = (n.gemms, n.works, n.mbarriers, n.named_barriers, n.slots, n.delays, n.labels)
-        return Program("", actors, *(tuple(names.index) for names in lists))
+        return Program("", actors, *map(tuple, lists))
 
 
 def _counted_loads(rows: list[list[int]]) -> list[list[int]]:
@@ -189,11 +192,11 @@ def shape(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     return (
         streams,
         tuple((actor.name, actor.threads) for actor in family.actors),
-        tuple(gemm.is_open for gemm in n.gemms.index),
-        tuple(n.mbarriers.index),
-        tuple(n.named_barriers.index),
-        tuple((slot.name, slot.readers) for slot in n.slots.index),
-        tuple(regions(tuple(n.slots.index))),
+        tuple(gemm.is_open for gemm in n.gemms),
+        tuple(n.mbarriers),
+        tuple(n.named_barriers),
+        tuple((slot.name, slot.readers, slot.bytes > 0) for slot in n.slots),
+        tuple(regions(tuple(n.slots))),
     )
 
 
@@ -218,7 +221,7 @@ def prove(make: Callable[[list[TileBlocks]], Program], *, is_persistent: bool = 
     """
     family = _Family(make)
     long = (9, 9, 9) if is_persistent else (27,)
-    family.prepare(long)
+    family.program(long)
     todo: list[Word] = [(1,)]
     seen: set[tuple] = set()
     longest = 0

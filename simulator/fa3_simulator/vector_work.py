@@ -21,6 +21,7 @@ from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.families import OURS, traits_of
 from fa3_kernels.plan.variant import staged_channels
 from fa3_simulator.program import Work
+from fa3_simulator.rings import ELEMENTS_PER_CHUNK, work_on
 from fa3_simulator.schedules import early_exponentials, late_rescaling, late_turn
 
 # Per key block and warp: the instructions for the running maximum and the rescaling factor of each lane's two rows.
@@ -79,7 +80,6 @@ def other_instructions(config: Config) -> int:
     return alike[min(alike, key=lambda tile: (tile[0] != v, tile[1] != keys, -tile[0]))]
 
 
-ELEMENTS_PER_CHUNK = 4  # elements of a lane in a chunk: the granularity at which two warpgroups share a pipe
 STATISTICS_FMA = 6  # multiply-adds for row statistics, per key block
 OTHER_INSTRUCTIONS_LOCKSTEP = 114  # counted in fp16_d128_lockstep, whose consumers load as well
 # Cycles that a warp waits in the code that a tile executes once, by the stall counts of ptxas: 550 to 860 in 16 bits,
@@ -87,12 +87,6 @@ OTHER_INSTRUCTIONS_LOCKSTEP = 114  # counted in fp16_d128_lockstep, whose consum
 TILE_STALL = 690
 TILE_STALL_FP8 = 940
 TRIP_KEYS = 32  # keys of V that one trip transposes
-
-
-def work_on(name: str, per_lane: int, *, smem_bytes: int = 0, **pipes: float) -> Work:
-    """Return work on ``per_lane`` elements of a lane; ``pipes`` are warp instructions per element, by field of Work."""
-    counts = {pipe: round(count * per_lane) for pipe, count in pipes.items()}
-    return Work(name, -(-per_lane // ELEMENTS_PER_CHUNK), **counts, smem_bytes=smem_bytes)
 
 
 def _row_max(config: Config, by_integers: bool) -> Work:
@@ -125,6 +119,8 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
     early = round(scores * (max(early_exponentials(s), 0.0) if s.intra_wg_overlap else late_turn(s)))
     rescaled = 0 if s.adds_in_place else outputs
     apart = round(rescaled * late_rescaling(s))  # those that are not among the exponentials
+    behind, serial = s.traits.step_stalls
+    stall = behind + (0 if s.intra_wg_overlap or s.is_fp8 else serial)  # cycles that a warp waits at the end of a block
     width = s.head_dim_v if s.traits.output_in_v else staged_channels(s)  # channels of O that are stored at a time
     return {
         "mask": work_on("mask", scores, alu=2),
@@ -137,7 +133,7 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
         "first": _exponentials("exp2", s, scores, 0, is_last=True),
         "last": work_on("rescale O", outputs, fma=1),
         "other": other_work(s),
-        "drain": Work("last sums", 1, stall=_step_stall(s)),
+        "drain": Work("last sums", min(1, stall), stall=stall),
         "tile": Work("tile change", 1, stall=(TILE_STALL if s.bits == 16 else TILE_STALL_FP8) // 2),
         "hold": work_on("Q to registers", s.head_dim // 4, alu=1, smem_bytes=WARPGROUP_ROWS * s.head_dim * s.bits // 8),
         "epilogue": work_on("normalise O", outputs, fma=1, convert=0.5),
@@ -152,21 +148,14 @@ def _exponentials(name: str, config: Config, scores: int, rescaled: int, is_last
 
     With ``is_last``, the end of a block, the row statistics and the conversion of all its scores are added.
     """
-    fma = 2 * scores + rescaled
-    mufu = scores
-    total = config.tile_n // 2
-    packed = {}
-    if is_last:
-        fma = fma + STATISTICS_FMA
-        mufu = mufu + STATISTICS_MUFU
-        packed = {"convert" if config.bits == 16 else "convert_e4m3": total // 2}
-    return Work(name, -(-scores // ELEMENTS_PER_CHUNK), fma=fma, mufu=mufu, **packed)
-
-
-def _step_stall(config: Config) -> int:
-    # cycles that a warp waits at the end of each block; more where nothing overlaps in 16 bits
-    behind, serial = config.traits.step_stalls
-    return behind + (0 if config.intra_wg_overlap or config.is_fp8 else serial)
+    packed = {"convert" if config.bits == 16 else "convert_e4m3": config.tile_n // 4 * is_last}
+    return Work(
+        name,
+        -(-scores // ELEMENTS_PER_CHUNK),
+        fma=2 * scores + rescaled + STATISTICS_FMA * is_last,
+        mufu=scores + STATISTICS_MUFU * is_last,
+        **packed,
+    )
 
 
 def transpose_trips(config: Config) -> int:

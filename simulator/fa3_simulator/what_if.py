@@ -6,8 +6,6 @@ behind other work, or waits for it, gains little.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from fa3_simulator.costs import SCALARS, Costs, costs
@@ -28,6 +26,7 @@ FREE: dict[str, tuple[str, ...]] = {
         "piece_lone",
         "piece_port",
         "piece_store",
+        "piece_thread_store",
         "piece_reduce",
     ),
     "synchronisation": (
@@ -58,7 +57,7 @@ SIZES = {"smem": "smem_bytes", "registers": "registers"}  # what more of it, giv
 
 def changed(machine: Machine, name: str, factor: float = 1.0, more: float = 0.0) -> Machine:
     """Return a machine on which a rate, a key of :data:`RATES`, is ``factor`` times as high, or a size, a key of
-    :data:`SIZES`, larger by ``more``: bytes of shared memory, or registers of each thread.
+    :data:`SIZES`, larger by ``more``: bytes of shared memory, or registers of each thread. What it changes is assumed.
 
     >>> from fa3_simulator.machine import load
     >>> changed(load("h200"), "hbm", 2)["hbm_bytes_per_ns"] / load("h200")["hbm_bytes_per_ns"]
@@ -70,13 +69,13 @@ def changed(machine: Machine, name: str, factor: float = 1.0, more: float = 0.0)
     else:
         rates, times = RATES[name]
         values = {each: machine[each] * factor for each in rates} | {each: machine[each] / factor for each in times}
-    return replace(machine, **{each: replace(getattr(machine, each), value=value) for each, value in values.items()})
+    return machine.with_values(values, "assumed")
 
 
 def costs_without(thing: str, program: Program, machine: Machine, clock_mhz: float | None) -> Costs:
     """Return the cost tables of a program in which ``thing``, a key of :data:`FREE`, takes no time."""
-    of_machine = {name: replace(getattr(machine, name), value=0.0) for name in FREE[thing] if name not in SCALARS}
-    tables = costs(program, replace(machine, **of_machine), clock_mhz)
+    free = machine.with_values({name: 0.0 for name in FREE[thing] if name not in SCALARS})
+    tables = costs(program, free, clock_mhz)
     mask = np.array([name not in FREE[thing] for name in SCALARS])
     return tables._replace(scalars=tables.scalars * mask)
 

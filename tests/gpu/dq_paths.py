@@ -25,19 +25,18 @@ import numpy as np
 import torch
 from triton.experimental.gluon import language as gl
 
-from fa3_kernels.audit.compile import Compiled, compile_call
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.gluon import backward_dq, launch_backward
 from fa3_kernels.gluon.launch import num_sms
 from fa3_kernels.gluon.run import KERNELS, PlanOnGpu
 from fa3_kernels.plan.backward import BackwardPlan, backward_plan
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.audit.calls import calls_of
+from fa3_reports.audit.calls import ShippedLaunch, calls_of
+from fa3_reports.audit.compile import Compiled, compile_call
 from fa3_reports.bench.cells import Cell, paper
 from fa3verify.bench.graphs import GraphTimed
 from fa3verify.bench.kernels import draw
 from fa3verify.known.launches import GivenBackward
-from fa3verify.timed.timing import Clock, Pace, Times, cycles, measure
+from fa3verify.timed.timing import LaunchTime, Pace, cycles, measure
 from tests.gpu import dq_kernels
 
 SEQLENS = (1024, 4096, 16384)
@@ -186,7 +185,7 @@ def cells(head_dims: Iterable[int] = HEAD_DIMS, seqlens: Iterable[int] = SEQLENS
     return paper(["fp16"], head_dims, seqlens, [False, True], grid="backward")
 
 
-def timed(cell: Cell, names: Sequence[str], pace: Pace, clock: Clock) -> list[tuple]:
+def timed(cell: Cell, names: Sequence[str], pace: Pace) -> list[tuple]:
     """Rows of one cell, of the shipped kernel and of some paths."""
     (x,) = draw(cell, 1, 0)
     launches = {name: launcher(name, cell.problem, x) for name in dict.fromkeys((SHIPPED, *names))}
@@ -194,13 +193,13 @@ def timed(cell: Cell, names: Sequence[str], pace: Pace, clock: Clock) -> list[tu
     torch.cuda.synchronize()
     differences = {name: difference(name, found[name], found[SHIPPED]) for name in launches if PATHS[name].adds}
     runs = {name: GraphTimed(lambda _, launch=launch: launch()) for name, launch in launches.items()}
-    times = measure(runs, pace, clock)
+    times = measure(runs, pace)
     base = _ms(times[SHIPPED])
     rows = []
-    for name, record in times.items():
-        ms = _ms(record)
-        mhz = float(np.median([b.sm_mhz for b in record.bursts]))
-        kilocycles = float(np.median([cycles(b) for b in record.bursts])) / 1e3
+    for name, bursts in times.items():
+        ms = _ms(bursts)
+        mhz = float(np.median([b.sm_mhz for b in bursts]))
+        kilocycles = float(np.median([cycles(b) for b in bursts])) / 1e3
         rows.append(
             (
                 cell.head_dim,
@@ -218,8 +217,8 @@ def timed(cell: Cell, names: Sequence[str], pace: Pace, clock: Clock) -> list[tu
     return rows
 
 
-def _ms(record: Times) -> float:
-    return float(np.median([b.ms for b in record.bursts]))
+def _ms(bursts: list[LaunchTime]) -> float:
+    return float(np.median([b.ms for b in bursts]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,12 +240,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"d{problem.head_dim} {'causal' if problem.causal else 'dense'}, {name}: {said}", flush=True)
     if chosen.compile:
         return 0
-    clock, pace = Clock(), Pace()
+    pace = Pace()
     with chosen.csv.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for cell in todo:
-            for row in timed(cell, chosen.paths, pace, clock):
+            for row in timed(cell, chosen.paths, pace):
                 writer.writerow(row)
                 print(*row, flush=True)
             file.flush()

@@ -106,12 +106,12 @@ def test_a_sink_of_minus_infinity_is_none_and_one_that_is_large_takes_all():
     table = shuffled(16)
     caches = [in_pages(x, 16, table) for x in (k, v)]
     options: dict[str, Any] = {"cache_seqlens": lengths(), "page_table": table, "return_softmax_lse": True}
-    want, want_lse = flash_attn_with_kvcache(q, *caches, **options)
+    want, want_lse, *_ = flash_attn_with_kvcache(q, *caches, **options)
     none = torch.full((8,), -torch.inf, device="cuda")
-    got, lse = flash_attn_with_kvcache(q, *caches, sinks=none, **options)
+    got, lse, *_ = flash_attn_with_kvcache(q, *caches, sinks=none, **options)
     assert torch.equal(got, want)
     assert torch.equal(lse, want_lse)
-    got, lse = flash_attn_with_kvcache(q, *caches, sinks=none.clone().fill_(60), **options)
+    got, lse, *_ = flash_attn_with_kvcache(q, *caches, sinks=none.clone().fill_(60), **options)
     assert bool((got.abs() < 1e-18).all())
     assert bool((lse - 60).abs().max() < 1e-4)
 
@@ -126,7 +126,7 @@ def test_lse_is_contiguous_and_has_the_values_of_one_piece(seqlen_q):
     table = shuffled(16)
     caches = [in_pages(x, 16, table) for x in (k, v)]
     options: dict[str, Any] = {"num_splits": 1, "causal": True}
-    _, lse = flash_attn_with_kvcache(
+    _, lse, *_ = flash_attn_with_kvcache(
         q, *caches, cache_seqlens=lengths(), page_table=table, return_softmax_lse=True, **options
     )
     given = (starts(*(seqlen_q,) * len(LENGTHS)), starts(*LENGTHS), seqlen_q, max(LENGTHS))

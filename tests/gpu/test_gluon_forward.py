@@ -299,10 +299,8 @@ def test_illegal_operands_are_refused() -> None:
         forward(q, k, k)
     with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
         forward(*[torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.float16)[..., :60]] * 3)
-    with pytest.raises(ValueError, match="pack_gqa takes groups of at most 64 heads"):
-        forward(tensor(1, 8, 80, 64), *[tensor(1, 8, 1, 64)] * 2, choices=Choices(pack_gqa=True))
     starts = torch.tensor([0, 8], dtype=torch.int32)
-    with pytest.raises(ValueError, match="cu_seqlens_q must be on the GPU of q"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q must be int32 .* on cuda"):
         forward(*[tensor(8, 2, 64)] * 3, packed=Packed(starts, starts, 8, 8))
     with pytest.raises(ValueError, match="must share float16, bfloat16 or float8_e4m3fn"):
         forward(*[tensor(1, 8, 2, 128, dtype=torch.float32)] * 3)

@@ -59,11 +59,11 @@ def test_what_is_absent_or_damaged_is_refused_by_name(tmp_path: Path):
 )
 def test_a_table_that_is_none_is_refused_by_name_and_line(text: str, rule: str):
     with pytest.raises(ValueError, match=rule):
-        files.csv_rows(text, "t", ("a", "b"))
+        stored.csv_rows(text, "t", ("a", "b"))
 
 
 def test_a_table_is_read_back_as_it_was_written():
     rows = [["1", "two, three"], ['"', ""]]
     text = files.csv_text(["a", "b"], rows)
     assert text == files.csv_lines([["a", "b"], *rows])
-    assert [[*row.values()] for row in files.csv_rows(text, "t")] == rows
+    assert [[*row.values()] for row in stored.csv_rows(text, "t")] == rows

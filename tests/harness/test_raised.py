@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from markupsafe import escape
 
 from fa3verify import text
 from fa3verify.cli.main import main
@@ -54,11 +55,11 @@ def judged(tmp_path_factory):
     return done.stdout, folder / "out", replays, again
 
 
-def test_the_console_and_the_plain_page_name_the_last_frame(judged):
+def test_the_console_and_the_markdown_name_the_last_frame(judged):
     printed, out, _, _ = judged
     shown = FRAME.replace("\x1b", "\\x1b")
     assert f"     raised at: {shown}\n" in printed
-    assert f"  raised at: {shown}\n" in (out / "report.txt").read_text()
+    assert f" raised at {escape(shown)}</summary>\n" in (out / "report.md").read_text()
 
 
 def test_findings_and_replay_files_have_the_traceback_from_the_users_first_frame(judged):

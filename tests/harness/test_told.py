@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fa3_reports import schedules
+from fa3_reports.cli.hazards import hazards as verb
 from fa3_simulator.footprint import Hazard
+from fa3_simulator.held_out import HeldOut
+from fa3_simulator.run import Estimate
 from fa3_simulator.unbounded import Proof
 from fa3verify import hazards
 from fa3verify.campaign.findings import Finding
 from fa3verify.campaign.replay_files import ReplayFile
 from fa3verify.cli import console, tune
-from fa3verify.cli.main import main
 from fa3verify.commands.replay import Replayed
 from fa3verify.commands.tune import MachineRanking, ScheduleRow
 from fa3verify.commands.verify import ShardRun
@@ -133,8 +135,8 @@ def test_a_shape_of_schedules_has_one_line_and_each_hazard_another(monkeypatch, 
         hazards.Checked(("a", "b", "c", "d", "e"), "program", Proof(texts, 3, 9, False)),
         hazards.Checked(("f",), "program", Proof([], 12, 7, is_complete)),
     ]
-    monkeypatch.setattr(hazards, "check", lambda kernels, machine: iter(shapes))
-    result = CliRunner().invoke(main, ["hazards"])
+    monkeypatch.setattr(schedules, "check", lambda kernels, machine: iter(shapes))
+    result = CliRunner().invoke(verb, [])
     claim = "stand for all" if is_complete else "tried, then the search ended"
     assert result.stdout.splitlines() == [
         "2 findings: a, b, c and 2 more (3 lists of tiles, of up to 9 blocks tried, then the search ended)",
@@ -144,10 +146,10 @@ def test_a_shape_of_schedules_has_one_line_and_each_hazard_another(monkeypatch, 
     ]
     assert result.exit_code == 1
     del shapes[0]
-    assert CliRunner().invoke(main, ["hazards"]).exit_code == (0 if is_complete else 5)
+    assert CliRunner().invoke(verb, []).exit_code == (0 if is_complete else 5)
 
 
-def schedule(place: int, **more: Any) -> ScheduleRow:
+def schedule(place: int, held_out: HeldOut | None = None, **more: Any) -> ScheduleRow:
     base = {"place": place, "tile": "128x96", "splits": 1, "packed": False, "stages": 2, "p": "reg", "cycles": 30000}
     base |= {"schedule": "pingpong", "milliseconds": 0.01754, "tflops": 551.6, "gap": 0.0421, "binds": "tensor"}
     base |= {
@@ -158,12 +160,12 @@ def schedule(place: int, **more: Any) -> ScheduleRow:
         "alike": [],
         "estimated_counts": False,
         "under_load": {},
+        "interval": Estimate(30000, 0, 0, 0, 0, 0, (), 1710.4, held_out=held_out).interval_figures(),
     }
     return ScheduleRow(**base | more)
 
 
 MACHINE: Any = SimpleNamespace(name="h200", assumed=list)
-BUILT = namedtuple("BUILT", ("registers", "spill_bytes", "note"))
 RANKED = MachineRanking(
     problem="b1",
     machine=MACHINE,
@@ -172,55 +174,58 @@ RANKED = MachineRanking(
     schedules=17,
     lower_bound_cycles=28000,
     lower_bound_binds="mufu",
-    held_out=None,
     shows_peer=True,
     regret_gluon=0.0314,
     regret_flash3=None,
     ranked=[
         schedule(1, alike=["64x64", "64x96", "64x128", "64x160", "64x192", "64x224"]),
         schedule(2, tile="64x64", measured=31000.4, gap=1.256, gluon=False, flash3_choice=True, binds="hbm"),
-        schedule(2, binds="l2", built=BUILT(168, 8, "slow")),
-        schedule(4, p="smem", binds="reduce", built=BUILT(0, 0, ""), measured="no GPU", alike=["80x64"]),
+        schedule(2, HeldOut("such", 20, 0.9, 1.1), binds="l2"),
+        schedule(4, p="smem", binds="reduce", measured="no GPU", alike=["80x64"]),
     ],
     hazards=[],
+    launches="",
 )
 
 
 TOLD_RANKING = """\
 b1: gluon on h200 at 1710 MHz
 lower bound 28000 cycles (exp2); 17 schedules fit, the best of every tile:
- #   tile stages    P cycles     ms TFLOP/s  gap        binds   schedule
- 1 128x96      2  reg  30000 0.0175     552 4.2%   tensor 91% G pingpong
+ #   tile stages    P cycles     ms       90%  gap        binds   schedule
+ 1 128x96      2  reg  30000 0.0175           4.2%   tensor 91% G pingpong
    as long with 64x64, 64x96, 64x128, 64x160 and 2 more
-2=  64x64      2  reg  30000 0.0175     552 126% HBM 812 GB/s F pingpong, measured 31000 (-3.2%)
-2= 128x96      2  reg  30000 0.0175     552 4.2%       L2 91% G pingpong, 168 registers, 8 bytes spilled, ! slow
- 4 128x96      2 smem  30000 0.0175     552 4.2%       dQ 91% G pingpong, ! not measured: no GPU
+2=  64x64      2  reg  30000 0.0175           126% HBM 812 GB/s F pingpong, measured 31000 (-3.2%)
+2= 128x96      2  reg  30000 0.0175 -9%..+11% 4.2%       L2 91% G pingpong
+ 4 128x96      2 smem  30000 0.0175           4.2%       dQ 91% G pingpong, ! not measured: no GPU
    as long with 80x64
 against the first: best launch of Gluon +3.1%, FlashAttention-3's own is not among them
+Take 128x96 pingpong: 0.0% ahead of 64x64 pingpong, bound by tensor, busy 91% of
+  the time.
 b1: gluon on h200 at 1710 MHz
 lower bound 28000 cycles (L2); 17 schedules fit, the best of every tile:
 #   tile parts  heads stages   P cycles     ms  gap        binds   schedule
 1 128x96     3 packed      2 reg  30000 0.0175 4.2%   tensor 91% G pingpong
   as long with 64x64, 64x96, 64x128, 64x160 and 2 more
 2  64x64     3 packed      2 reg  30000 0.0175 126% HBM 812 GB/s F pingpong, measured 31000 (-3.2%)
-not compiled: no ptxas; registers are estimated
-simulated against measured: Kendall tau 0.87, regret top-1 1.2%, top-3 0.0%
 against the first: best launch of Gluon +3.1%, FlashAttention-3's own +50.0%
+Take 128x96 pingpong, 3 parts, packed: 0.0% ahead of 64x64 pingpong, 3 parts,
+  packed, bound by tensor, busy 91% of the time.
 b1: gluon on h200 at 1710 MHz
 lower bound 28000 cycles (exp2); 17 schedules fit, the best our kernels can be launched with:
 #   tile parts  heads stages   P cycles     ms  gap      binds   schedule
 1 128x96     3 packed      2 reg  30000 0.0175 4.2% tensor 91% G pingpong
   as long with 64x64, 64x96, 64x128, 64x160 and 2 more
+simulated against measured: Kendall tau 0.87, regret top-1 1.2%, top-3 0.0%
+Take 128x96 pingpong, 3 parts, packed: bound by tensor, busy 91% of the time.
 """.splitlines()
 
 
 def test_a_ranking_of_schedules_is_told_whole(capsys):
-    tune.print_ranking(RANKED, builds=False)
+    tune.print_ranking(RANKED)
     split = [row._replace(splits=3, packed=True) for row in RANKED.ranked[:2]]
-    measured = RANKED._replace(not_compiled="no ptxas", agreement=(0.874, (0.0123, 0.0)), regret_flash3=0.5)
-    tune.print_ranking(measured._replace(ranked=split, lower_bound_binds="l2"), builds=False)
-    tune.print_ranking(RANKED._replace(ranked=split[:1]), builds=True)
+    tune.print_ranking(RANKED._replace(ranked=split, lower_bound_binds="l2", regret_flash3=0.5))
+    tune.print_ranking(RANKED._replace(ranked=split[:1], agreement=(0.874, (0.0123, 0.0))))
     assert capsys.readouterr().out.splitlines() == TOLD_RANKING
     assert tune.csv_of([RANKED._replace(ranked=RANKED.ranked[:1])]).splitlines()[1:] == [
-        "b1,h200,1710.4,gluon,1,128x96,1,False,2,reg,pingpong,30000,0.01754,551.6,0.0421,tensor,0.914,812.3,True,False"
+        "b1,h200,1710.4,gluon,1,128x96,1,False,2,reg,pingpong,30000,0.01754,,,,,,,551.6,0.0421,tensor,0.914,812.3,True,False"
     ]

@@ -41,6 +41,7 @@ def no_gpu() -> Iterator[list[Started]]:
     """CPU tensors are taken as those of an H200; what would have been started is appended to the list."""
     import torch
 
+    from fa3_kernels import scheduler
     from fa3_kernels.gluon import launch, launch_append, launch_backward, run
     from fa3_kernels.plan.call import Block, Call, View
 
@@ -70,8 +71,8 @@ def no_gpu() -> Iterator[list[Started]]:
             (torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0)),
         ):
             patch.setattr(module, member, value, raising=False)
-        for kept in (launch._families, launch_append._bound, launch_backward._launches):
+        for kept in (launch._families, launch_append._bound, launch_backward._launches, scheduler._bound):
             kept.clear()
         yield started
-        for kept in (launch._families, launch_append._bound, launch_backward._launches):
+        for kept in (launch._families, launch_append._bound, launch_backward._launches, scheduler._bound):
             kept.clear()

@@ -31,10 +31,13 @@ def probabilities(q, k, softmax_scale=None, causal=False, window_size=(-1, -1), 
     return p, lse.masked_fill(is_alone, -math.inf)
 
 
-def attention(q, k, v, **options):
-    """Output like q, and lse."""
+def attention(q, k, v, sinks=None, **options):
+    """Output like q, and lse; sinks (nheads,) are one more term of each row's sum."""
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     p, lse = probabilities(q, k, **options)
+    if sinks is not None:
+        p = p * (lse - lse.logaddexp(sinks[:, None])).exp()[..., None]
+        lse = lse.logaddexp(sinks[:, None])
     return torch.einsum("bhqk,bkhd->bqhd", p, v.float()).to(q.dtype), lse
 
 

@@ -6,6 +6,7 @@ import inspect
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.kernels.no_gpu import no_gpu
 
@@ -85,12 +86,12 @@ def test_outputs_are_contiguous_for_views_of_a_packed_projection():
 def test_operators_are_registered_with_a_functional_schema():
     api()
     for name, arguments, returns in (
-        ("forward", 16, 2),
-        ("forward_varlen", 20, 2),
-        ("inference", 16, 2),
-        ("inference_varlen", 20, 2),
-        ("backward", 13, 3),
-        ("backward_varlen", 17, 3),
+        ("forward", 18, 2),
+        ("forward_varlen", 22, 2),
+        ("inference", 18, 2),
+        ("inference_varlen", 22, 2),
+        ("backward", 14, 3),
+        ("backward_varlen", 18, 3),
     ):
         schema = getattr(torch.ops.fa3verify, name).default._schema
         assert len(schema.arguments) == arguments
@@ -119,12 +120,9 @@ def test_exported_code_has_the_operator_with_a_gradient(strict):
 
 REFUSALS = (
     ({"qv": 1}, "qv .* is not supported"),
-    ({"attention_chunk": 7}, "attention_chunk is not supported and must be 0, got 7"),
-    ({"sm_margin": 2}, "sm_margin is not supported and must be 0, got 2"),
+    ({"sm_margin": -1}, "sm_margin must be >= 0, got -1"),
     ({"softmax_scale": -1.0}, "softmax_scale must be finite and > 0, got -1"),
-    ({"softcap": -1.0}, "softcap must be finite and >= 0, got -1"),
-    ({"window_size": (-2, 0)}, "window must be two integers >= -1"),
-    ({"num_splits": -1}, "num_splits must be 0 .* or positive, got -1"),
+    ({"softcap": float("nan")}, "softcap must be finite and >= 0, got nan"),
     ({"descale_blocks": (64, 0, 0)}, "blocks of 64 rows for q_descale, which is None"),
 )
 
@@ -149,8 +147,6 @@ def test_illegal_tensors_are_refused():
         flash(*(x[..., :60] for x in (q, k, v)))
     with pytest.raises(ValueError, match="head_dim must be a multiple of 16"):
         flash(*(x[..., :56] for x in tensors("float8_e4m3fn")))
-    with pytest.raises(ValueError, match="last dimension of q must be contiguous"):
-        flash(q.transpose(1, 3).contiguous().transpose(1, 3), k, v)
     with pytest.raises(ValueError, match=r"strides of k must be multiples of 16 bytes"):
         flash(q, torch.zeros(2, 16, 2, 68, dtype=torch.float16)[..., :64], v)
     with pytest.raises(ValueError, match="one shape but for head_dim"):
@@ -165,8 +161,7 @@ def test_descales_must_fit():
 
     fp8, fp16 = tensors("float8_e4m3fn"), tensors()
     good = torch.ones(2, 2)
-    with pytest.raises(ValueError, match=r"v_descale is for float8_e4m3fn operands, got fp16"):
-        flash(*fp16, v_descale=good)
+    assert flash(*fp16, v_descale=good).dtype == torch.float16  # ignored, as upstream's
     with pytest.raises(ValueError, match=r"q_descale must be \(2, 2\) \(batch, nheads_kv\), got \(2, 4\)"):
         flash(*fp8, q_descale=torch.ones(2, 4))
     with pytest.raises(ValueError, match="k_descale must be float32"):
@@ -194,19 +189,38 @@ def test_a_number_is_the_descale_of_every_sequence_and_head(monkeypatch):
 def test_a_number_is_a_descale_for_the_traced_operators_too():
     q, k, v = tensors("float8_e4m3fn")
     assert fake(api().flash_attn_func, q, k, v, q_descale=0.5, k_descale=2).shape == q.shape
-    with pytest.raises(ValueError, match="k_descale is for float8_e4m3fn operands, got fp16"):
-        fake(api().flash_attn_func, *tensors(), k_descale=0.5)
+
+
+def test_descales_of_16_bits_change_nothing_that_a_kernel_gets():
+    q, k, v = tensors()
+    cache = k.unflatten(0, (2, 1)).flatten(0, 1)
+    given = {"q_descale": torch.ones(7), "k_descale": 0.5, "v_descale": torch.full((2, 2), torch.nan)}
+    for run in (
+        lambda **x: api().flash_attn_func(q, k, v, **x),
+        lambda **x: api().flash_attn_with_kvcache(q, cache, cache, **x),
+    ):
+        with no_gpu() as started:
+            run()
+            run(**given)
+        half = len(started) // 2
+        assert [(x.kernel, len(x.arguments)) for x in started[:half]] == [
+            (x.kernel, len(x.arguments)) for x in started[half:]
+        ]
 
 
 def test_packed_sequences_need_sound_starts():
     q, k, v = (x.flatten(0, 1) for x in tensors())
     starts = torch.tensor([0, 8, 16], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"cu_seqlens_q must be int32 \(batch \+ 1,\), got torch.int64"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q must be int32 \(3,\), contiguous, on cuda:0, got torch.int64"):
         fake(api().flash_attn_varlen_func, q, k, v, starts.long(), starts, 8, 16)
     with pytest.raises(ValueError, match="must have one length, got 3 and 2"):
         fake(api().flash_attn_varlen_func, q, k, v, starts, starts[:2], 8, 16)
-    with pytest.raises(ValueError, match="seqused_k is not supported"):
-        fake(api().flash_attn_varlen_func, q, k, v, starts, starts, 8, 16, seqused_k=starts)
+    with no_gpu() as started:
+        for name in ("seqused_q", "seqused_k"):
+            for used in (starts, starts[:2].long(), starts[:1]):
+                with pytest.raises(ValueError, match=rf"{name} must be int32 \(2,\) on cpu, got"):
+                    api().flash_attn_varlen_func(q, k, v, starts, 2 * starts, 8, 16, **{name: used})
+    assert not started
 
 
 @pytest.mark.parametrize("one", [np.int64, np.int32, torch.tensor, lambda n: torch.tensor(n, dtype=torch.int32)])
@@ -259,3 +273,203 @@ def test_cpu_tensors_are_refused():
     for operand in (q, q.detach().requires_grad_()):
         with pytest.raises(ValueError, match="must be on one Hopper GPU, got cpu"):
             api().flash_attn_func(operand, k, v)
+
+
+LENGTHS = st.lists(st.tuples(*(st.integers(0, 9),) * 4), min_size=1, max_size=6)  # queries, keys, and of both used
+
+
+@given(LENGTHS, st.booleans(), st.booleans())
+def test_used_rows_are_sequences_and_all_other_rows_meet_nothing(lengths, is_q, is_k):
+    from fa3_kernels.gluon.arguments import Packed, with_used
+
+    all_q, all_k, used_q, used_k = (torch.tensor(x, dtype=torch.int32) for x in zip(*lengths, strict=True))
+    starts = [torch.nn.functional.pad(x.cumsum(0), (1, 0)).int() for x in (all_q, all_k)]
+    used = (used_q if is_q else None, used_k if is_k else None)
+    q = torch.zeros(int(all_q.sum()), 1, 8)
+    given = Packed(*starts, 9, 9)
+    packed, parts = with_used(q, given, *used)
+    assert parts == 1 + is_q + is_k
+    assert (packed is given) == (parts == 1)
+    found, want = (torch.zeros(int(all_q.sum()), int(all_k.sum())) for _ in "fw")
+    for i, (a, b) in enumerate(zip(*(packed[j].tolist() for j in (0, 1)), strict=True)):
+        if i < parts * len(lengths):
+            found[a : packed[0][i + 1], b : packed[1][i + 1]] = i // parts + 1
+    for i in range(len(lengths)):
+        rows = min(used_q[i], all_q[i]) if is_q else all_q[i]
+        keys = min(used_k[i], all_k[i]) if is_k else all_k[i]
+        want[starts[0][i] : starts[0][i] + rows, starts[1][i] : starts[1][i] + keys] = i + 1
+    assert torch.equal(found, want)
+    for x, original in zip(packed[:2], starts, strict=True):
+        assert x.dtype == torch.int32
+        assert (x.diff() >= 0).all()
+        assert x[-1] == original[-1]
+
+
+def test_a_descale_of_a_sequence_is_that_of_all_its_parts(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        api(), "forward", lambda *_, descales, packed, **__: given.append((descales, packed)) or (None, None)
+    )
+    q, k, v = (x.flatten(0, 1) for x in tensors("float8_e4m3fn"))
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    used = torch.tensor([3, 8], dtype=torch.int32)
+    scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    api().flash_attn_varlen_func(q, k, v, starts, 2 * starts, 8, 16, used, used, k_descale=scales, v_descale=0.5)
+    ((descales, packed),) = given
+    assert packed.cu_seqlens_q.tolist() == [0, 3, 8, 8, 16, 16, 16]
+    assert packed.cu_seqlens_k.tolist() == [0, 3, 3, 16, 24, 24, 32]
+    assert descales.k.tolist() == [[1.0, 2.0]] * 3 + [[3.0, 4.0]] * 3
+    assert (descales.q, descales.v.shape) == (None, (6, 2))
+
+
+def test_without_queries_outputs_are_empty_and_gradients_zero():
+    q, k, v = tensors()
+    starts = torch.zeros(3, dtype=torch.int32)
+    with no_gpu() as started:
+        for empty, keys in ((q[:, :0], (k, v)), (q[:0], (k[:0], v[:0]))):
+            leaf = empty.clone().requires_grad_()
+            out, lse = api().flash_attn_func(leaf, *keys, return_attn_probs=True)
+            assert (out.shape, lse.shape) == (empty.shape, (len(empty), 4, empty.shape[1]))
+            assert torch.autograd.grad(out.sum(), leaf)[0].shape == empty.shape
+        rows = (q.flatten(0, 1)[:0], k.flatten(0, 1), v.flatten(0, 1))
+        out = api().flash_attn_varlen_func(*rows, starts, torch.tensor([0, 5, 32], dtype=torch.int32), 0, 27)
+        assert out.shape == (0, 4, 64)
+        nothing = torch.zeros(1, dtype=torch.int32)
+        assert api().flash_attn_varlen_func(*(x[:0] for x in rows), nothing, nothing, 0, 0).shape == (0, 4, 64)
+        assert api().flash_attn_func(*(x[:0] for x in tensors("float8_e4m3fn"))).dtype == torch.bfloat16
+    assert not started
+
+
+def test_a_forward_of_e4m3_takes_operands_that_require_a_gradient_and_a_backward_raises():
+    q, k, v = (x.requires_grad_() for x in tensors("float8_e4m3fn"))
+    with no_gpu() as started:
+        out = api().flash_attn_func(q, k, v)
+        assert [x.kernel for x in started] == ["forward_fp8"]
+        with pytest.raises(ValueError, match="gradients are of float16 and bfloat16 operands"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("window", [np.array([3, 0]), torch.tensor([3, 0]), (np.int64(3), torch.tensor(0)), [3, 0]])
+def test_numbers_may_come_from_numpy_and_torch(window):
+    q, k, v = tensors()
+    with no_gpu() as started:
+        api().flash_attn_func(q, k, v, window_size=(3, 0), num_splits=2, softcap=2.0, causal=True)
+        api().flash_attn_func(
+            q, k, v, window_size=window, num_splits=np.int32(2), softcap=np.float32(2), causal=np.bool_(True)
+        )
+    assert len(started) == 4
+    assert [len(x.arguments) for x in started[:2]] == [len(x.arguments) for x in started[2:]]
+
+
+def test_a_last_dimension_that_is_not_contiguous_is_copied_and_has_a_gradient():
+    leaves = [x.transpose(1, 3).contiguous().requires_grad_() for x in tensors()]
+    with no_gpu() as started:
+        out = api().flash_attn_func(*(x.transpose(1, 3) for x in leaves))
+        found = torch.autograd.grad(out.sum(), leaves)
+    assert started[0].kernel == "forward_fp16"
+    assert [x.shape for x in found] == [x.shape for x in leaves]
+
+
+def test_multiprocessors_that_are_left_to_others_get_no_cta():
+    q, k, v = tensors(batch=8, nheads=64, nheads_kv=64)
+    with no_gpu() as started:
+        for margin in (0, 32, 1000):
+            leaf = q.clone().requires_grad_()
+            api().flash_attn_func(leaf, k, v, sm_margin=margin).sum().backward()
+    grids = [x.grid[0] for x in started if x.kernel in ("forward_fp16", "backward")]
+    assert grids[::2] == [132, 100, 1]
+    assert grids[1] == 132
+    assert grids[3] <= 100
+    assert grids[5] == 1
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_heads_of_groups_beyond_64_are_not_packed_and_the_launch_is_the_same(splits):
+    q, k, v = tensors(nheads=130, nheads_kv=2)
+    with no_gpu() as started:
+        for pack in (False, True):
+            api().flash_attn_func(q, k, v, pack_gqa=pack, num_splits=splits)
+    half = len(started) // 2
+    records = [[y for y in x.arguments if type(y).__name__ == "Variant"] for x in started]
+    assert records[:half] == records[half:]
+    assert [x.grid for x in started[:half]] == [x.grid for x in started[half:]]
+
+
+def test_an_output_is_put_where_the_caller_wants_it_or_refused():
+    q, k, v = tensors()
+    memory = torch.full((2, 4, 8, 64), torch.nan).half().transpose(1, 2)
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    with no_gpu():
+        assert api().flash_attn_func(q, k, v, out=memory) is memory
+        with pytest.raises(ValueError, match=r"out must be float16 \(2, 8, 4, 64\) on cpu, got torch.float32"):
+            api().flash_attn_func(q, k, v, out=memory.float())
+        with pytest.raises(ValueError, match="out are for calls that are not traced and want no gradient"):
+            api().flash_attn_func(q.requires_grad_(), k, v, out=memory)
+        sinks = torch.zeros(4, requires_grad=True)
+        rows = [x.detach().flatten(0, 1) for x in (q, k, v)]
+        with pytest.raises(ValueError, match="sinks and out are for calls that are not traced and want no gradient"):
+            api().flash_attn_varlen_func(*rows, starts, 2 * starts, 8, 16, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_parts_are_merged_by_their_weights(dtype):
+    """The law: attention over all keys is what merging attention over parts of them gives."""
+    torch.manual_seed(0)
+    scores, values = torch.randn(3, 5, 2, 4, 7, dtype=torch.float64), torch.randn(3, 5, 2, 7, 8, dtype=torch.float64)
+    scores[1:, 0] = -torch.inf  # one part alone
+    scores[:, 1] = -torch.inf  # no part has a key
+    lse = scores.logsumexp(-1)
+    out = torch.einsum("pbhqk,pbhkd->pbqhd", (scores - lse.where(lse.isfinite(), 0.0)[..., None]).exp(), values)
+    out = out.float().masked_fill(lse.isneginf().transpose(-1, -2)[..., None], torch.nan)  # which must not be seen
+    found, of_lse = api().flash_attn_combine(out, lse.float().transpose(-1, -2), out_dtype=dtype)
+    flat, all_values = scores.movedim(0, -2).flatten(-2), values.movedim(0, -3).flatten(-3, -2)
+    want = torch.einsum("bhqk,bhkd->bqhd", flat.softmax(-1).nan_to_num(), all_values)
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), want, atol=2e-3 if dtype == torch.float16 else 1e-6)
+    assert torch.allclose(of_lse.double(), flat.logsumexp(-1).transpose(-1, -2), atol=1e-6)
+
+
+def test_partial_results_that_do_not_fit_are_refused():
+    out, lse = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 4)
+    for x, y in ((out, lse[:1]), (out.half(), lse), (out, lse.double())):
+        with pytest.raises(ValueError, match="must be float32 of one shape but for head_dim, got"):
+            api().flash_attn_combine(x, y)
+    with pytest.raises(ValueError, match=r"out must be float16 \(3, 4, 8\)"):
+        api().flash_attn_combine(out, lse, torch.zeros(3, 4, 8), torch.float16)
+
+
+def test_all_heads_in_one_tensor_are_taken_apart(monkeypatch):
+    seen = []
+    monkeypatch.setattr(api(), "flash_attn_func", lambda *x, **options: seen.append((x, options)))
+    packed, heads = torch.arange(2 * 5 * 3 * 2 * 8).view(2, 5, 3, 2, 8), torch.arange(2 * 5 * 8 * 8).view(2, 5, 8, 8)
+    api().flash_attn_qkvpacked_func(packed, 0.5, True, softcap=2.0)
+    api().flash_attn_qkvpacked_func(heads, num_heads_q=4)
+    assert all(torch.equal(x, packed[:, :, i]) for i, x in enumerate(seen[0][0][:3]))
+    assert seen[0][0][3:] == (0.5, True)
+    assert seen[0][1]["softcap"] == 2.0
+    wanted = (heads[:, :, :4], heads[:, :, 4:6], heads[:, :, 6:])
+    assert all(torch.equal(x, y) for x, y in zip(seen[1][0][:3], wanted, strict=True))
+    for bad, options in ((heads, {}), (heads, {"num_heads_q": 5}), (heads, {"num_heads_q": 8}), (packed[:, :, :2], {})):
+        with pytest.raises(ValueError, match="qkv must be"):
+            api().flash_attn_qkvpacked_func(bad, **options)
+
+
+UPSTREAM_OTHERS = {
+    "flash_attn_qkvpacked_func": [
+        *("qkv", "softmax_scale", "causal", "q_descale", "k_descale", "v_descale", "window_size", "attention_chunk"),
+        *("softcap", "deterministic", "num_heads_q", "sm_margin", "return_attn_probs"),
+    ],
+    "flash_attn_combine": ["out_partial", "lse_partial", "out", "out_dtype"],
+    "get_scheduler_metadata": [
+        *("batch_size", "max_seqlen_q", "max_seqlen_k", "num_heads_q", "num_heads_kv", "headdim", "cache_seqlens"),
+        *("qkv_dtype", "headdim_v", "cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad", "page_size"),
+        *("max_seqlen_k_new", "causal", "window_size", "attention_chunk", "has_softcap", "num_splits", "pack_gqa"),
+        "sm_margin",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", UPSTREAM_OTHERS)
+def test_the_other_functions_have_upstreams_parameters(name):
+    parameters = inspect.signature(getattr(api(), name)).parameters
+    assert [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == UPSTREAM_OTHERS[name]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from hypothesis import given, strategies as st
 
-from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache
+from fa3_kernels import scheduler
+from fa3_kernels.api import flash_attn_varlen_func, flash_attn_with_kvcache, get_scheduler_metadata
 from fa3_kernels.gluon import launch
 from fa3_kernels.gluon.dependent import check_wait
 from fa3_kernels.gluon.run import KERNELS
@@ -83,16 +84,17 @@ def named(call, started) -> dict:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("page", [16, 128, 256])
+@pytest.mark.parametrize("page", [32, 128, 256])
 @pytest.mark.parametrize("options", [{}, {"causal": True, "num_splits": 3}, {"window_size": (20, 0)}])
 def test_kernels_are_given_the_calls_of_the_plan_and_the_addresses_of_their_tensors(started, dtype, page, options):
     q, k, v = tensors(page, seqlen_q=2, dtype=dtype)
     pages = table(20)[:, :10]
     used, sinks = integers(5, 0, 160), torch.zeros(8)
-    out, lse = flash_attn_with_kvcache(
+    out, lse, *rest = flash_attn_with_kvcache(
         q, k, v, cache_seqlens=used, page_table=pages, sinks=sinks, return_softmax_lse=True, **options
     )
     assert (out.shape, lse.shape, lse.dtype) == ((BATCH, 2, 8, 64), (BATCH, 8, 2), torch.float32)
+    assert [x.shape for x in rest] == [(0,), (0,)]  # where upstream has the partial results of splits
     rows = q.flatten(0, 1)
     choices = Choices(options.pop("num_splits", 0), promotion_interval=128 if dtype == torch.float8_e4m3fn else None)
     semantics = Semantics(options.pop("causal", False), options.pop("window_size", (-1, -1)))
@@ -115,7 +117,7 @@ def test_kernels_are_given_the_calls_of_the_plan_and_the_addresses_of_their_tens
 
 def test_lse_is_contiguous_as_upstreams_is(started):
     q, k, v = tensors(seqlen_q=3)
-    _, lse = flash_attn_with_kvcache(q, k, v, page_table=table(), return_softmax_lse=True)
+    _, lse, *_ = flash_attn_with_kvcache(q, k, v, page_table=table(), return_softmax_lse=True)
     assert lse.shape == (BATCH, 8, 3)
     assert lse.is_contiguous()
 
@@ -125,7 +127,8 @@ def test_one_length_of_all_sequences_may_be_any_integer(started, used):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "fa3_kernels.cached.forward", lambda *_, packed, **__: seen.append(packed) or (torch.zeros(24), None)
+            "fa3_kernels.cached.forward",
+            lambda *_, packed, **__: seen.append(packed) or (torch.zeros(3 * 8 * 64), None),
         )
         q, k, v = tensors()
         flash_attn_with_kvcache(q, k, v, cache_seqlens=used, page_table=table())
@@ -149,7 +152,8 @@ def test_what_serving_adds_stands_at_the_parameters_of_its_name(dtype):
         "table_row",
         "sinks",
     ]
-    assert [given[1][name] for name in ("page_keys", "page_rows", "tile_pages")] == [16, 32, 8]
+    assert [given[1][name] for name in ("page_keys", "page_rows")] == [16, 32]
+    assert given[1]["tile_pages"] == (8 if dtype == "float16" else 1)  # small pages of e4m3 are gathered
     new = q._replace(shape=(6, 2, 64))
     called = append_call(Append(q, new, new, k, k, 16, 3, 32 if dtype == "float16" else 0, True, True))
     parameters = dict(zip(KERNELS["append"].arg_names, called.arguments, strict=True))
@@ -187,8 +191,6 @@ def test_a_cache_without_a_page_table_has_one_page_a_sequence(started):
     flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
     assert started[1].descriptors[1].address == k.data_ptr()
     assert (ONE_PAGE, 500) in list(zip(started[1].arguments, started[1].arguments[1:]))
-    with pytest.raises(ValueError, match="page_size must be a multiple of 8 that divides 128"):
-        flash_attn_with_kvcache(q, k, v, page_table=table(1))
 
 
 def plan_over_pages(seqlen_q: int, **choices):
@@ -251,20 +253,16 @@ def test_new_keys_are_written_before_attention_reads_how_many_there_are(started)
 
 REFUSALS = (
     ({"qv": 1}, "qv .* is not supported"),
-    ({"attention_chunk": 7}, "attention_chunk is not supported and must be 0, got 7"),
-    ({"sm_margin": 2}, "sm_margin is not supported and must be 0, got 2"),
-    ({"scheduler_metadata": integers(1)}, "scheduler_metadata is not supported, pass None"),
-    ({"cache_leftpad": integers(0, 0, 0)}, "cache_leftpad is not supported with a page_table"),
+    ({"sm_margin": -1}, "sm_margin must be >= 0, got -1"),
     ({"cu_seqlens_q": integers(0, 1, 2, 3)}, "cu_seqlens_q needs max_seqlen_q"),
-    ({"rotary_cos": torch.zeros(1, 8)}, "are for k and v, which are None"),
+    ({"rotary_cos": torch.zeros(1, 8)}, "they need k and v, which are None"),
     ({"k": torch.zeros(1)}, "k, v and cache_seqlens must be given together"),
     ({"page_table": table().long()}, r"page_table must be int32 \(3, 10\), contiguous, on cpu, got torch.int64"),
     ({"page_table": table()[:2]}, r"page_table must be int32 \(3, 10\)"),
-    ({"page_table": table()[:, ::2]}, r"page_table must be int32 \(3, 5\), contiguous"),
     ({"page_table": table()[0]}, r"page_table must be int32 \(batch, entries\), got \(10,\)"),
     ({"page_table": table(0)}, r"page_table must be int32 \(3, 1\)"),
     ({"cache_seqlens": integers(1, 2)}, r"seqused_k must be int32 \(3,\)"),
-    ({"sinks": torch.zeros(2)}, r"sinks must be float32 \(8,\) \(nheads,\)"),
+    ({"sinks": torch.zeros(2)}, r"sinks must be float32 \(8,\), contiguous, on cpu"),
     ({"softmax_scale": -1.0}, "softmax_scale must be finite and > 0, got -1"),
 )
 
@@ -278,17 +276,170 @@ def test_what_no_kernel_does_is_refused_in_one_line(started, options, message):
     assert not started
 
 
-@pytest.mark.parametrize("page", [1, 4, 24, 100, 192])
-def test_pages_that_no_tile_is_made_of_are_refused(started, page):
-    with pytest.raises(ValueError, match=f"page_size must be a multiple of 8 .*, got {page}"):
-        flash_attn_with_kvcache(*tensors(page), page_table=table())
+@pytest.mark.parametrize(
+    ("page", "options"), [(1, {}), (4, {}), (100, {}), (192, {}), (16, {"cache_leftpad": integers(3, 0, 20)})]
+)
+def test_pages_that_no_tile_is_made_of_are_gathered_row_by_row(started, page, options):
+    q, k, v = tensors(page)
+    flash_attn_with_kvcache(q, k, v, page_table=table(), **options)
+    sources = (k.data_ptr(), *k.stride()[1:3], v.data_ptr(), *v.stride()[1:3])
+    given = started[1].arguments
+    assert sources in [given[i : i + 6] for i in range(len(given))]
+
+
+@pytest.mark.parametrize(("dtype", "gathered"), [(torch.float16, (64, 96)), (torch.float8_e4m3fn, (64, 96))])
+def test_a_launch_that_gathers_has_a_warpgroup_that_copies_and_knows_the_channels_of_a_row(dtype, gathered):
+    q, k, v = (
+        launch.operand(x.squeeze(1) if i == 0 else x)._replace(device="cuda:0")
+        for i, x in enumerate(tensors(3, dtype=dtype, d=(64, 96)))
+    )
+    variant = plan_of(request_of((q, k, v), Semantics(), Choices(), packed=(3, 1, 30), page_size=3), 132).variant
+    assert (variant.gathered_qk, variant.gathered_v) == gathered
+    assert (variant.page_boxes, variant.producer_warps, sum((variant.producer_regs, variant.consumer_regs))) == (
+        1,
+        4,
+        2 * variant.entry_regs,
+    )
+
+
+@pytest.mark.parametrize("wants", range(6))
+def test_operands_may_require_a_gradient_and_a_backward_raises(started, wants):
+    new = torch.zeros(BATCH, 1, 2, 64, dtype=torch.float16)
+    operands = [*tensors(), new, new.clone(), torch.zeros(8)]
+    operands[wants].requires_grad_()
+    options = {"sinks": operands.pop(), "page_table": table(), "cache_seqlens": integers(1, 2, 3)}
+    out = flash_attn_with_kvcache(*operands, **options)
+    assert started
+    with pytest.raises(ValueError, match="has no gradient: call it under"):
+        out.sum().backward()
+    with torch.no_grad():
+        assert not flash_attn_with_kvcache(*operands, **options).requires_grad
+
+
+@pytest.mark.parametrize("options", [{"rotary_seqlens": integers(1, 2, 3)}, {"cu_seqlens_k_new": integers(0, 1, 2, 3)}])
+def test_what_is_said_of_new_keys_changes_nothing_where_there_are_none(started, options):
+    q, k, v = tensors()
+    flash_attn_with_kvcache(q, k, v, page_table=table())
+    plain = [x.arguments for x in started]
+    started.clear()
+    flash_attn_with_kvcache(q, k, v, page_table=table(), **options)
+    assert [len(x.arguments) for x in started] == [len(x) for x in plain]
+    assert [x.kernel for x in started] == ["packed_order", "forward_fp16", "combine"][: len(started)]
+
+
+SIZES = (BATCH, 2, 160, 8, 2, 64)
+
+
+def schedule(used, **options):
+    return get_scheduler_metadata(*SIZES, used, torch.float16, **({"page_size": 16, "causal": True} | options))
+
+
+def run_with(schedule, started, **options):
+    """The kernels of a call, and the address of the schedule that it reads."""
+    started.clear()
+    q, k, v = tensors(seqlen_q=2)
+    given = {"cache_seqlens": integers(5, 0, 100), "page_table": table(), "causal": True} | options
+    flash_attn_with_kvcache(q, k, v, scheduler_metadata=schedule, **given)
+    kernels = [x.kernel for x in started]
+    forward = next(x for x in started if x.kernel.startswith("forward"))
+    return kernels, schedule.data_ptr() in forward.arguments and schedule.data_ptr() + 16 * BATCH in forward.arguments
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 3])
+def test_a_call_with_a_schedule_starts_a_kernel_less_and_reads_it(started, num_splits):
+    used = integers(5, 0, 100)
+    made = schedule(used, num_splits=num_splits)
+    (order,) = started
+    assert order.kernel == "packed_order"
+    of = dict(zip(KERNELS["packed_order"].arg_names, order.arguments, strict=False))
+    assert (of["cu_seqlens_k"], of["sequences"], of["schedule"]) == (
+        used.data_ptr(),
+        made.data_ptr(),
+        made.data_ptr() + 16 * BATCH,
+    )
+    assert 4 * made.numel() >= 16 * BATCH + 8 * order.grid[0] * of["width"]
+    kernels, is_read = run_with(made, started, num_splits=num_splits)
+    assert "packed_order" not in kernels
+    assert is_read
+    q, k, v = tensors(seqlen_q=2)
+    started.clear()
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=used, page_table=table(), causal=True, num_splits=num_splits)
+    assert {**of, "sequences": 0, "schedule": 0, "out": 0, "lse": 0} == {
+        **dict(zip(KERNELS["packed_order"].arg_names, started[0].arguments, strict=False)),
+        **{"sequences": 0, "schedule": 0, "out": 0, "lse": 0, "total_k": of["total_k"]},
+    }
+
+
+OTHERS = (
+    lambda used: schedule(used)[1:],
+    lambda used: schedule(used).float(),
+    lambda used: torch.cat([schedule(used)] * 2)[::2],
+    lambda used: schedule(used, num_splits=3),
+    lambda used: schedule(used, causal=False),
+    lambda used: schedule(used, window_size=(7, 0)),
+    lambda used: schedule(used, max_seqlen_k_new=2),
+    lambda used: schedule(used, pack_gqa=False),
+    lambda used: get_scheduler_metadata(BATCH, 2, 176, 8, 2, 64, used, torch.float16, page_size=16, causal=True),
+    lambda used: get_scheduler_metadata(BATCH, 2, 160, 16, 2, 64, used, torch.float16, page_size=16, causal=True),
+    lambda used: get_scheduler_metadata(4, 2, 160, 8, 2, 64, integers(1, 1, 1, 1), page_size=16, causal=True),
+)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_schedule_for_another_call_is_not_read(started, other):
+    kernels, is_read = run_with(other(integers(5, 0, 100)), started, num_splits=1)
+    assert kernels[0] == "packed_order"
+    assert not is_read
+
+
+@given(st.integers(1, 64), st.integers(1, 128), st.integers(1, 128))
+def test_schedules_for_unlike_numbers_of_splits_have_unlike_sizes(batch, one, other):
+    """A schedule of more splits would name parts of the result that there are not."""
+    sizes = []
+    for splits in (one, other):
+        q, x = (launch.operand(y)._replace(device="cuda:0") for y in (torch.zeros(batch, 8, 64).half(), tensors()[1]))
+        request = request_of((q, x, x), Semantics(), Choices(splits), packed=(batch, 1, 4096), page_size=16)
+        sizes.append(plan_of(request, 132).launch(batch, 1, (1, 4096))[1]["schedule_size"])
+    assert (sizes[0] == sizes[1]) == (one == other)
+
+
+def test_a_schedule_counts_new_keys(started):
+    used = integers(5, 0, 100)
+    new = integers(0, 3, 3, 4)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        check = scheduler.check_cache
+        patch.setattr(
+            scheduler, "check_cache", lambda x, cache: (seen.append(cache.seqused_k.tolist()), check(x, cache))
+        )
+        none, equal, packed = (
+            schedule(used, **options) for options in ({}, {"max_seqlen_k_new": 2}, {"cu_seqlens_k_new": new})
+        )
+    assert seen == [[5, 0, 100], [7, 2, 102], [8, 0, 101]]
+    assert none.numel() < packed.numel() < equal.numel()
+    new = torch.zeros(BATCH, 2, 2, 64, dtype=torch.float16)
+    kernels, is_read = run_with(equal, started, k=new, v=new)
+    assert (kernels[:2], is_read) == (["append", "forward_fp16"], True)
+
+
+def test_without_a_query_or_a_sequence_outputs_are_empty_and_nothing_is_started(started):
+    q, k, v = tensors()
+    new = torch.zeros(BATCH, 1, 2, 64, dtype=torch.float16)
+    for empty, options in (
+        (q[:, :0], {"cache_seqlens": integers(1, 1, 1), "k": new, "v": new}),
+        (q[:0], {"page_table": table()[:0]}),
+    ):
+        out, lse, *_ = flash_attn_with_kvcache(
+            empty, k, v, **({"page_table": table()} | options), return_softmax_lse=True
+        )
+        assert out.shape == empty.shape
+        assert lse.shape == (len(empty), 8, empty.shape[1])
     assert not started
 
 
-def test_a_gradient_is_refused(started):
+def test_tensors_whose_last_dimension_is_not_contiguous_are_copied(started):
     q, k, v = tensors()
-    with pytest.raises(ValueError, match="has no gradient"):
-        flash_attn_with_kvcache(q.requires_grad_(), k, v, page_table=table())
-    with torch.no_grad():
-        flash_attn_with_kvcache(q, k, v, page_table=table())
-    assert started
+    other = q.transpose(1, 3).contiguous().transpose(1, 3)
+    flash_attn_with_kvcache(other, k, v, page_table=table())
+    assert started[1].descriptors[0].shape == (0x7FFF0000,) * 2 + started[1].descriptors[0].shape[2:]
+    assert started[1].descriptors[0].strides[-1] == 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
+from fa3_kernels.faults import uncached
 from fa3_kernels.faults.table import (
     BackwardFault,
     Fault,
@@ -65,6 +68,14 @@ def test_a_planted_mistake_leaves_the_sound_twin_and_other_mistakes_as_they_are(
     assert not np.array_equal(dropped.out, stale.out)
     assert np.array_equal(sound.forward(PROBLEM, given).out, before.out)
     assert faulty(Fault.STALE_V) is faulty(Fault.STALE_V)
+
+
+def test_a_copy_shares_what_its_mistake_does_not_reach_and_compiles_the_rest_for_itself():
+    package = load("fa3_twin_that_shares", rewrite(Fault.STALE_V))
+    copied = import_module(f"{package}.forward")
+    assert copied.forward is not sound.forward
+    assert copied.float32 is sound.float32
+    assert import_module(f"{package}.compiled") is uncached
 
 
 def test_a_name_is_given_to_one_package_of_a_process():

@@ -3,6 +3,7 @@ here, so that no GPU is needed; tests/gpu/test_frameworks.py runs the kernels.""
 
 from __future__ import annotations
 
+import inspect
 import math
 from itertools import pairwise
 
@@ -25,10 +26,56 @@ def options_of(semantics):
     }
 
 
-def forward(q, k, v, semantics, choices, *, packed=None):
-    """Stands for fa3_kernels.gluon.launch.forward."""
-    options = options_of(semantics)
-    return attention(q, k, v, **options) if packed is None else packed_attention(q, k, v, *packed, **options)
+def dequantized(x, descale):
+    """(batch, seqlen, nheads_kv, head_dim) times the factors of sequences and kv heads; those of q are of groups."""
+    return (
+        x
+        if descale is None
+        else x.float() * descale.repeat_interleave(x.shape[2] // descale.shape[1], 1)[:, None, :, None]
+    )
+
+
+def dense(q, k, v, *, num_splits=1, return_attn_probs=False, q_descale=None, k_descale=None, v_descale=None, **options):
+    """Stands for flash_attn_func."""
+    assert num_splits > 0
+    operands = (dequantized(x, y) for x, y in ((q, q_descale), (k, k_descale), (v, v_descale)))
+    out, lse = attention(*operands, **options)
+    return (out, lse) if return_attn_probs else out
+
+
+def packed(q, k, v, *starts, seqused_k=None, num_splits=1, return_attn_probs=False, **options):
+    """Stands for flash_attn_varlen_func."""
+    options = {name: x for name, x in options.items() if not name.endswith("_descale")}
+    starts_q, starts_k, max_q, max_k = starts
+    if seqused_k is not None:
+        keeps = torch.cat([torch.arange(n) < m for n, m in zip(starts_k.diff(), seqused_k, strict=True)])
+        k, v = k[keeps], v[keeps]
+        starts_k = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0)).int()
+    out, lse = packed_attention(q, k, v, starts_q, starts_k, max_q, max_k, **options)
+    return (out, lse) if return_attn_probs else out
+
+
+def cached(q, k, v, *, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, return_softmax_lse, **options):
+    """Stands for flash_attn_with_kvcache."""
+    assert return_softmax_lse
+    rows = [
+        tuple((x[i] if page_table is None else x[page_table[i]].flatten(0, 1))[:n] for x in (k, v))
+        for i, n in enumerate(cache_seqlens)
+    ]
+    of_k, of_v = (torch.cat(x) for x in zip(*rows, strict=True))
+    starts_k = torch.nn.functional.pad(cache_seqlens.cumsum(0), (1, 0)).int()
+    del options["num_splits"]
+    if cu_seqlens_q is not None:
+        return (
+            *packed(q, of_k, of_v, cu_seqlens_q, starts_k, max_seqlen_q, 1000, return_attn_probs=True, **options),
+            0,
+            0,
+        )
+    starts_q = torch.arange(len(q) + 1).int() * q.shape[1]
+    out, lse = packed(
+        q.flatten(0, 1), of_k, of_v, starts_q, starts_k, q.shape[1], 1000, return_attn_probs=True, **options
+    )
+    return out.view(q.shape), lse.view(q.shape[2], len(q), -1).transpose(0, 1), 0, 0
 
 
 def backward(dout, q, k, v, out, lse, semantics, *, packed, is_deterministic):  # noqa: PLR0913 (its signature)
@@ -61,10 +108,9 @@ def gradients(dout, q, k, v, out, lse, semantics):
 def frameworks(monkeypatch):
     from fa3_kernels import frameworks
 
-    monkeypatch.setattr(frameworks, "forward", forward)
     monkeypatch.setattr(frameworks, "backward", backward)
-    monkeypatch.setattr(frameworks, "flash_attn_func", lambda *qkv, **options: attention(*qkv, **options)[0])
-    monkeypatch.setattr(frameworks, "flash_attn_varlen_func", lambda *a, **options: packed_attention(*a, **options)[0])
+    for name, function in (("func", dense), ("varlen_func", packed), ("with_kvcache", cached)):
+        monkeypatch.setattr(frameworks, f"flash_attn_{name}", function)
     return frameworks
 
 
@@ -160,8 +206,57 @@ def test_what_the_kernels_do_not_do_is_refused(on_cpu, frameworks):
         torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.1)
     with pytest.raises(ValueError, match="alibi_slopes"):
         torch.ops.aten._flash_attention_forward(q, q, q, None, None, 2, 2, 0.0, False, False, alibi_slopes=q[0, 0, 0])
-    with pytest.raises(ValueError, match="attention_sinks"):
-        frameworks._attention_of_model(torch.nn.Module(), q, q, q, None, s_aux=q)
+    with pytest.raises(ValueError, match="position_bias"):
+        frameworks._attention_of_model(torch.nn.Module(), q, q, q, None, position_bias=q)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 0)])
+def test_varlen_attention_of_torch_sees_the_keys_that_are_used_in_rows_and_in_pages(on_cpu, window):
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="needs torch's varlen attention")
+    if "block_table" not in inspect.signature(varlen.varlen_attn).parameters:
+        pytest.skip("needs pages in torch's varlen attention")
+    starts, used = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([6, 4], dtype=torch.int32)
+    q, pool = draw(7, 4, 8), [draw(6, 2, 4, 8, seed=i) for i in (1, 2)]
+    table = torch.tensor([[4, 1, 0], [2, 5, 3]], dtype=torch.int32)
+    rows = [x[table.flatten()].flatten(0, 1) for x in pool]
+    starts_k = torch.tensor([0, 6, 12], dtype=torch.int32)
+    wanted = torch.cat(
+        [
+            attention(q[None, a:b], *(x[None, c : c + n] for x in rows), window_size=window)[0][0]
+            for a, b, c, n in ((0, 3, 0, 6), (3, 7, 6, 4))
+        ]
+    )
+    given = {"window_size": window, "seqused_k": used}
+    in_rows = varlen.varlen_attn(q, *rows, starts, starts_k, 4, 6, **given)
+    in_pages = varlen.varlen_attn(q, *pool, starts, None, 4, 6, block_table=table, **given)
+    memory = torch.full_like(q, torch.nan)
+    varlen.varlen_attn_out(memory, q, *pool, starts, None, 4, 6, block_table=table, **given)
+    for found in (in_rows, in_pages, memory):
+        assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_batches_of_torch_see_the_keys_that_are_used(on_cpu):
+    q, k, v = draw(2, 3, 4, 8), draw(2, 6, 2, 8, seed=1), draw(2, 6, 2, 8, seed=2)
+    used = torch.tensor([6, 2], dtype=torch.int32)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, None, None, 3, 6, 0.0, True, False, seqused_k=used)
+    for i, n in enumerate(used):
+        wanted, of_lse = attention(q[i : i + 1], k[i : i + 1, :n], v[i : i + 1, :n], causal=True)
+        assert torch.allclose(out[i], wanted[0], atol=1e-6)
+        assert torch.allclose(lse[i], of_lse[0], atol=1e-6)
+
+
+def test_quantized_attention_of_torch_passes_its_descales(on_cpu):
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    if "quantized" not in flash.overloads():
+        pytest.skip("needs torch's quantized attention")
+    q, k, v = (draw(2, 5, 4, 8, seed=i).transpose(1, 2) for i in range(3))
+    scales = [draw(2, 4, seed=i).abs() for i in (5, 6, 7)]
+    out, *_ = flash.quantized(q, k, v, *scales, 0.0, True, scale=0.3)
+    dequantised = (x * y[..., None, None] for x, y in zip((q, k, v), scales, strict=True))
+    wanted = torch.nn.functional.scaled_dot_product_attention(*dequantised, is_causal=True, scale=0.3)
+    assert torch.allclose(out, wanted, atol=1e-6)
+    out, *_ = flash.quantized(q, k, v, None, None, None)
+    assert torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-6)
 
 
 # -- Transformers --
@@ -172,6 +267,10 @@ MODELS = {
     "window": ("MistralConfig", {**LLAMA, "sliding_window": 4}),
     "softcap": ("Gemma2Config", {**LLAMA, "head_dim": 8, "attn_logit_softcapping": 3.0, "sliding_window": 4}),
     "bidirectional": ("BertConfig", {}),
+    "sinks": (
+        "GptOssConfig",
+        {**LLAMA, "head_dim": 8, "sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
 }
 
 
@@ -192,6 +291,9 @@ def model(name: str, implementation: str):
     torch.manual_seed(0)
     auto = transformers.AutoModel if name == "bidirectional" else transformers.AutoModelForCausalLM
     found = auto.from_config(config).eval()
+    for name, x in found.named_parameters():
+        if name.endswith("sinks"):  # which are drawn so small that they say little
+            torch.nn.init.normal_(x, 0.0, 2.0)
     assert found.config._attn_implementation == implementation
     return found
 
@@ -226,7 +328,7 @@ def test_a_model_gives_the_same_logits_as_with_eager_attention(registered, name,
     assert torch.allclose(ours[kept], eager[kept], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "window"])
+@pytest.mark.parametrize("name", ["llama", "window", "sinks"])
 def test_generation_with_a_cache_gives_the_same_tokens(registered, name):
     ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.long)
     mask[0, :3] = 0

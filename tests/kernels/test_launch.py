@@ -166,12 +166,12 @@ def test_starts_are_checked_again_when_they_are_others(started):
     forward(q, k, k, packed=Packed(good, good, 8, 8))
     for bad in (good.long(), good[:1], good[None], torch.zeros(6, dtype=torch.int32)[::2]):
         for pair in ((bad, good), (good, bad)):
-            with pytest.raises(ValueError, match=r"must be int32 \(batch \+ 1,\)"):
+            with pytest.raises(ValueError, match=r"must be int32 \(\d,\), contiguous, on cpu, got"):
                 forward(q, k, k, packed=Packed(*pair, 8, 8))
     for pair in ((good, starts(2, 2, 8)), (starts(2, 2, 8), good)):
         with pytest.raises(ValueError, match="must have one length, got"):
             forward(q, k, k, packed=Packed(*pair, 8, 8))
-    with pytest.raises(ValueError, match="cu_seqlens_k must be on the GPU of q"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_k must be int32 \(3,\), contiguous, on cpu, got .* on meta"):
         forward(q, k, k, packed=Packed(good, good.to("meta"), 8, 8))
     assert len(started) == 2
 
@@ -197,7 +197,11 @@ def test_more_packed_rows_than_32_bits_count_are_refused_after_a_launch_of_fewer
 
     both = Packed(*(starts(4, 4).to("meta"),) * 2, 8, 8)
     forward(*packed_of(8), packed=both, needs_lse=False)
-    forward(*packed_of((1 << 18) - 1), packed=both, needs_lse=False)
-    with pytest.raises(ValueError, match=r"at most 2\^31 output elements"):
-        forward(*packed_of(1 << 18), packed=both, needs_lse=False)
-    assert len(launch._families) == 1
+    forward(*packed_of((1 << 25) - 1), packed=both, needs_lse=False)
+    with pytest.raises(ValueError, match=r"at most 2\^31 rows of output"):
+        forward(*packed_of(1 << 25), packed=both, needs_lse=False)
+    in_parts = Choices(2)
+    forward(*packed_of((1 << 18) - 1), choices=in_parts, packed=both, needs_lse=False)
+    with pytest.raises(ValueError, match=r"at most 2\^31 rows of output, or elements and rows of splits"):
+        forward(*packed_of(1 << 18), choices=in_parts, packed=both, needs_lse=False)
+    assert len(launch._families) == 2

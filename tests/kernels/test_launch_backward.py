@@ -154,10 +154,10 @@ def test_no_keys_start_no_kernel_and_give_zero(started, problem, mask, is_determ
 
 
 WRONG = (
-    ({"dout": torch.zeros(2, 300, 4, 64, dtype=torch.float16)}, r"dout must be torch.float16 \(2, 300, 4, 48\)"),
-    ({"out": torch.zeros(2, 300, 4, 48)}, r"out must be torch.float16 .*, got torch.float32"),
-    ({"lse": torch.zeros(2, 300, 4)}, r"lse must be torch.float32 \(2, 4, 300\)"),
-    ({"lse": torch.zeros(2, 4, 300, dtype=torch.float64)}, "lse must be torch.float32 .* got torch.float64"),
+    ({"dout": torch.zeros(2, 300, 4, 64, dtype=torch.float16)}, r"dout must be float16 \(2, 300, 4, 48\)"),
+    ({"out": torch.zeros(2, 300, 4, 48)}, r"out must be float16 .*, got torch.float32"),
+    ({"lse": torch.zeros(2, 300, 4)}, r"lse must be float32 \(2, 4, 300\)"),
+    ({"lse": torch.zeros(2, 4, 300, dtype=torch.float64)}, "lse must be float32 .* got torch.float64"),
     ({"k": torch.zeros(2, 200, 2, 68, dtype=torch.float16)[..., :64]}, "strides of k must be multiples of 16 bytes"),
     ({"v": torch.zeros(2, 199, 2, 48, dtype=torch.float16)}, "one shape but for head_dim"),
     ({"q": torch.zeros(2, 300, 4, 60, dtype=torch.float16)}, "k and v must fit q"),

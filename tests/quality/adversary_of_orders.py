@@ -21,7 +21,7 @@ from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import Dtype
 from fa3_reports.adversary.forward import Twin, TwinSearch, over_bound
 from fa3_reports.adversary.search import islands_of
-from fa3verify.search.climb import Findings
+from fa3_reports.adversary.violations import Violations
 from fa3verify.search.forward.colony import ForwardColony, Island
 from fa3verify.search.forward.judge import Pair
 
@@ -61,7 +61,7 @@ def searched(name: str, dtype: Dtype, problems: int, seed: int, assumed: str = "
     """Search every island of a dtype that splits no keys, and return what was met; the bound is that of ``assumed``."""
     judge = over_bound(kernel=OrderTwin(ORDERS[name], ORDERS[assumed or name]))
     islands: list[Island] = [island for island in islands_of(dtype) if island.num_splits == 1]  # no split is learned
-    total = Findings()
+    total = Violations()
     for index, island in enumerate(islands):
         one = TwinSearch(island, [seed, index], judge)
         total.add(one.until(-(-problems // len(islands))), is_later=False)

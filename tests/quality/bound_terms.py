@@ -35,10 +35,9 @@ from fa3verify.files import csv_text, markdown_table, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "reference" / "fa3_reference" / "bounds"
-MODULES = ("head", "state", "steps", "forward_weights", "forward_sums", "forward_sinks", "forward", "epilogue")
+MODULES = ("head", "state", "steps", "forward_weights", "forward_sums", "forward", "epilogue")
 MODULES += (
-    "gradient_weights",
-    "gradient_sums",
+    "gradient_steps",
     "backward",
     "quantisation",
     "quantizer",
@@ -49,8 +48,7 @@ MODULES += (
 TESTS = ROOT / "tests" / "reference" / "bounds"
 _SEEN_BY = {  # the pinned tests of each module
     "backward": ("terms_gradients", "terms_backward"),
-    "gradient_weights": ("terms_gradients", "terms_backward"),
-    "gradient_sums": ("terms_gradients", "terms_backward"),
+    "gradient_steps": ("terms_gradients", "terms_backward"),
     "quantisation": ("terms_quantiser",),
     "quantizer": ("terms_quantiser", "quantizer"),
     "quantises": ("quantises",),

@@ -18,7 +18,7 @@ BUDGET = 20_000  # problems of a hole or half a term; hole V6 took 80 to 16,912 
 CI_BUDGET = 2_000  # problems of all shapes of a dtype
 SEED = 1
 
-# Rows of reports/findings/0001, the trigger that tells each (fa3verify.search.forward.search), and where it can happen.
+# Rows of reports/findings/0001, the trigger that tells each (fa3_reports.adversary.causes), and where it can happen.
 HOLES = {
     "V1 e4m3": ("subnormal", "e4m3", "few"),
     "V1 fp16": ("subnormal", "fp16", "few"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fa3_reports.schedules import named
 from fa3_simulator import unbounded
 from fa3_simulator.cta import AnyConfig, kernel_of
 from fa3_simulator.footprint import footprint
@@ -16,7 +17,6 @@ from fa3_simulator.hazards import check
 from fa3_simulator.machine import load
 from fa3_simulator.program import Op, Program
 from fa3_simulator.schedules import TileBlocks
-from fa3verify.hazards import named
 from tests.sampling import sampled
 
 ARRIVALS, WAITS = (Op.ARRIVE, Op.BAR_ARRIVE), (Op.WAIT, Op.BAR_SYNC)
@@ -54,6 +54,7 @@ NAMES = (  # one kernel of every shape
     "backward_d256_dense",
     "fp16_d64_pages16_step",
     "fp16_d96_pages16_step",
+    "fp16_d128_pages16_step",
     "fp16_d192_pages16_step",
     "fp16_d256_pages16_step",
     "e4m3_d64_pages16_step",

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 
-from fa3_reference.bounds import epilogue, forward, forward_sinks, forward_sums, forward_weights, head, steps
+from fa3_reference.bounds import epilogue, forward, forward_sums, forward_weights, head, steps
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import AttentionProblem, Operands
@@ -25,7 +25,7 @@ SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     "factor": ((head, "eta = «eta» * OUTWARD"),),
     # rounding of x - M
     "exponent": (
-        (forward_sinks, "return «(gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET)» + kept * size"),
+        (forward, "return «(gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET)» + kept * size"),
         (forward_weights, "dx = dx + «U_FP32 * (np.abs(x) + dx)»"),
         (forward_weights, "return LN2 * (dx + «U_FP32 * (_exponent(y, model) + within)») + exp"),
         (forward_weights, "r = LN2 * (dx + «binary32_error(exponent - within, exponent + within)») + exp"),
@@ -33,7 +33,7 @@ SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     # the exponential of weights
     "exp": (
         (
-            forward_sinks,
+            forward,
             "r = LN2 * (sink_error(sink, state.max, model) + 2 * state.tau) + «log_error(model.exp_error)»",
         ),
         (forward_weights, "exp = «log_error(model.exp_error)»"),
@@ -62,7 +62,7 @@ SOURCES: dict[str, tuple[tuple[ModuleType, str], ...]] = {
     # additions of promoted sums in binary32
     "promotion": ((forward_sums, "lost = lost + «np.where(inexact, chunks * U_FP32 * (rounded_sum + lost), 0.0)»"),),
     "row_sum": (
-        (forward_sinks, "lost = «np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)»"),
+        (forward, "lost = «np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)»"),
         (forward_sums, "lost = «gamma(depth) * chain + U_FP32 * total * (1 + gamma(depth))»"),
         (epilogue, "error = state.l_error + «gamma(2) * (weights + state.l_error)»"),
         (

@@ -18,6 +18,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (extra 'adapters')")
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
+from tests.reports.test_issue import ON_A_CPU  # noqa: E402
+
 FOLDER = Path(__file__).parents[2] / "reports" / "findings" / "scripts"
 # Arguments of the operators of vLLM and SGLang, of which the stand-in takes these.
 NAMES = (
@@ -189,7 +191,7 @@ SCRIPTS = {
 
 
 def test_every_script_that_needs_a_gpu_is_decided_here():
-    needing = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith(("torch_", "jax_"))}
+    needing = {path.stem for path in FOLDER.glob("*.py") if path not in ON_A_CPU}
     assert needing == set(SCRIPTS)
 
 

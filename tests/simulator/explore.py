@@ -16,7 +16,7 @@ from fa3_simulator.footprint import Hazard
 from fa3_simulator.program import NONE, Op, Program
 from fa3_simulator.shared_memory import regions
 
-_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, Op.REDUCE}
+_LOCAL = {Op.VECTOR, Op.DELAY, Op.MARK, Op.FENCE, Op.WGMMA_WAIT, Op.STORE_WAIT, Op.REDUCE, Op.MEET}
 
 
 class Explored(NamedTuple):

@@ -186,7 +186,7 @@ LISTED = (
         "flash2",
         "no barrier behind the wait for copies",
         "slot s",
-        "        w.cp_async_wait(0)\n        w.syncthreads(everyone)\n",
+        "        w.cp_async_wait(0)\n        w.bar_sync(everyone)\n",
         "        w.cp_async_wait(0)\n",
     ),
     attention(

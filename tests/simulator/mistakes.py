@@ -23,7 +23,7 @@ class Mistake:
     values : dict
         Of the kernel's parameters.
     missed : str
-        Why nothing is found.
+        Why no finding has these words.
     """
 
     kernel: str
@@ -69,7 +69,6 @@ FRESH = (
         "slot C.",
         "        c.store_wait(len(parts) - 1)\n        c.bar_sync(barrier)\n",
         "        c.store_wait(len(parts) - 1)\n",
-        missed="threads of an actor are in lock-step, so that all of them seem to have waited",
     ),
     gemm(
         "cooperative",
@@ -151,7 +150,6 @@ FRESH = (
         "slot sK",
         "            arrived()\n            if block + 1 < tile.blocks:\n                w.cp_async(k)\n",
         "            if block + 1 < tile.blocks:\n                w.cp_async(k)\n            arrived()\n",
-        missed="threads of an actor are in lock-step, so that all of them seem to have read K",
     ),
     attention(
         "tutorial",

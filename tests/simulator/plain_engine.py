@@ -47,7 +47,6 @@ class Engine:
         self.program = program
         self.costs = costs
         (
-            self.tail,
             self.window,
             self.hop,
             self.poll,
@@ -55,10 +54,13 @@ class Engine:
             self.tma_issue,
             self.box,
             self.latency,
+            self.l2_latency,
+            self.store_queue,
             self.piece,
             self.piece_far,
             self.piece_port,
             self.piece_store,
+            self.piece_thread_store,
             self.piece_reduce,
             self.piece_lone,
         ) = (int(v) for v in costs.scalars)
@@ -154,7 +156,7 @@ class Engine:
 
     def wgmma(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
         state = self.actors[actor]
-        count, ticks, fetch, loss, issue, commits = self.gemm[x]
+        count, ticks, fetch, loss, issue, commits, tail = self.gemm[x]
         if state.part == count:
             return tick
         while state.in_flight and state.in_flight[0] + self.taken <= tick:
@@ -172,7 +174,7 @@ class Engine:
         self.trace.busy["smem"] += fetch
         state.part += 1
         if state.part == count and commits:
-            state.groups.append(self.tensor + self.tail)
+            state.groups.append(self.tensor + tail)
         return tick + issue
 
     def wgmma_wait(self, actor: int, tick: int, x: int, _y: int, _z: int) -> int | None:
@@ -182,11 +184,14 @@ class Engine:
     def load(self, actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
         pieces = -(-y // PIECE_BYTES)
         how = self.ops[actor][self.actors[actor].pc][4]
-        far, by_threads, others = how & 1, how >> 1 & 1, how >> 2
-        begin = max(tick + self.latency, self.ingress[far])
+        far, by_threads, hot, others = how & 1, how >> 1 & 1, how >> 2 & 1, how >> 3
+        latency = self.l2_latency if hot else self.latency
+        begin = max(tick + latency, self.ingress[far])
         piece = self.piece_far if far else self.piece
         if others and not far:
             piece = max(self.piece // (1 + others), self.piece_lone)
+        if by_threads and y < PIECE_BYTES:
+            piece = piece * y // PIECE_BYTES
         self.ingress[far] = begin + pieces * piece
         if not far:
             self.trace.busy["l2"] += pieces * piece
@@ -206,7 +211,7 @@ class Engine:
         pieces = -(-x // PIECE_BYTES)
         self.port = max(tick + self.tma_issue, self.port) + pieces * self.piece_port
         self.trace.busy["smem"] += pieces * self.piece_port
-        self.leave(tick + self.tma_issue, pieces, adds=z)
+        self.leave(tick + self.tma_issue, pieces, self.piece_reduce if z else self.piece_store, adds=z)
         self.actors[actor].stored.append(max(self.port, self.egress))
         return tick + self.tma_issue
 
@@ -214,13 +219,12 @@ class Engine:
         stored = self.actors[actor].stored
         return max(tick, stored[-1 - x]) if len(stored) > x else tick
 
-    def reduce(self, _actor: int, tick: int, x: int, y: int, _z: int) -> int | None:
-        self.leave(tick, -(-x // PIECE_BYTES), adds=not y)
-        return self.egress
+    def reduce(self, _actor: int, tick: int, x: int, y: int, z: int) -> int | None:
+        self.leave(tick, -(-x // PIECE_BYTES), self.piece_thread_store if y else self.piece_reduce, adds=not y)
+        return max(tick, self.egress - self.store_queue * z // 16) if y else self.egress
 
-    def leave(self, tick: int, pieces: int, *, adds: int) -> None:
+    def leave(self, tick: int, pieces: int, each: int, *, adds: int) -> None:
         """Send pieces to global memory, one behind the other; with ``adds`` they are added to what is there."""
-        each = self.piece_reduce if adds else self.piece_store
         self.egress = max(tick, self.egress) + pieces * each
         self.trace.busy["reduce"] += pieces * each if adds else 0
 
@@ -280,7 +284,7 @@ class Engine:
 # Operations that are called once: they are over at the tick that the call returns, or when their actor is woken.
 _ONCE = (Op.LOAD, Op.STORE, Op.REDUCE, Op.WAIT, Op.BAR_SYNC, Op.DELAY)
 _METHODS = {int(op): op.name.lower() for op in Op}
-_METHODS |= dict.fromkeys((Op.READ, Op.WRITE, Op.FENCE, Op.OPERAND), "nothing") | {Op.EXPECT: "arrive"}
+_METHODS |= dict.fromkeys((Op.READ, Op.WRITE, Op.FENCE, Op.OPERAND, Op.MEET), "nothing") | {Op.EXPECT: "arrive"}
 
 
 def simulate(program: Program, costs: Costs) -> Trace:

@@ -11,12 +11,12 @@ from hypothesis import given, strategies as st
 from fa3_kernels.plan.families import FAMILIES
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine
-from fa3_simulator.backward import backward
 from fa3_simulator.backward_choice import candidates, schedule_for, shipped_schedule
 from fa3_simulator.backward_launch import key_tiles
 from fa3_simulator.backward_schedule import BackwardSchedule
 from fa3_simulator.costs import costs
-from fa3_simulator.cta import operations
+from fa3_simulator.cta import BackwardKernel, operations
+from fa3_simulator.footprint import misfits
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import measure
@@ -27,6 +27,7 @@ from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import regret, tune
 from tests.simulator import plain_engine
 from tests.simulator.explore import explore
+from tests.simulator.programs import backward
 
 H200 = load("h200")
 
@@ -58,14 +59,15 @@ def tiles_of(schedule: BackwardSchedule) -> list[TileBlocks]:
 
 
 def changed(machine: Machine, **values: float) -> Machine:
-    return replace(machine, **{k: replace(getattr(machine, k), value=v) for k, v in values.items()})
+    return machine.with_values(values)
 
 
 @each_schedule
 @pytest.mark.parametrize("adds_gradients", [False, True], ids=["equal heads", "grouped heads"])
 def test_shipped_programs_are_safe_and_fit(schedule: BackwardSchedule, adds_gradients: bool) -> None:
-    assert check(backward(schedule, tiles_of(schedule), adds_gradients=adds_gradients), H200, orders=5) == []
-    assert schedule.fits(H200["smem_bytes"])
+    cta = BackwardKernel(schedule, adds_gradients).cta(tiles_of(schedule))
+    assert check(cta.build(), H200, orders=5) == []
+    assert list(misfits(cta, H200)) == []
 
 
 @pytest.mark.parametrize("schedule", [s for s in SHIPPED if s.consumers == 2], ids=lambda s: f"{s.family}-{s.head_dim}")
@@ -106,9 +108,9 @@ def test_the_plain_engine_agrees_and_the_ledger_sums(schedule: BackwardSchedule)
 
 
 @each_schedule
-def test_the_schedules_bytes_are_the_programs(schedule: BackwardSchedule) -> None:
-    program = backward(schedule, tiles_of(schedule))
-    assert program.smem_bytes == schedule.smem_bytes + 8 * len(program.mbarriers)
+def test_shared_memory_does_not_depend_on_the_tiles(schedule: BackwardSchedule) -> None:
+    one, more = (backward(schedule, tiles) for tiles in ([TileBlocks(1)], tiles_of(schedule)))
+    assert one.smem_bytes == more.smem_bytes
 
 
 def test_registers_end_where_upstreams_tiles_do() -> None:
@@ -116,7 +118,8 @@ def test_registers_end_where_upstreams_tiles_do() -> None:
     for head_dim, larger in ((128, {"tile_m": 96}), (256, {"tile_n": 96}), (192, {"tile_n": 144})):
         chosen = shipped_schedule(problem(head_dim, 128), "flash3")
         spilled = replace(chosen, **larger)
-        assert chosen.registers_needed <= chosen.registers[1] < spilled.registers_needed
+        assert not BackwardKernel(chosen).cta([TileBlocks(1)]).short_of_registers()
+        assert BackwardKernel(spilled).cta([TileBlocks(1)]).short_of_registers()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_the_roofline_of_shared_memory_counts_operands_copies_and_what_threads_m
     threads = 2 * (4 * 64 * 16 + (64 * 64 * 2 + 4 * 64 * 16) + 64 * 128 * 2)  # lse; dS and D; dQ
     blocks = 4096 // 64 * 4  # 512 key tiles on 132 SMs
     bound = roofline(problem(128, 4096), BackwardSchedule(), H200)
-    assert bound.smem == pytest.approx(blocks * (fetch + copies + threads) / 128, rel=2e-3)
+    assert bound.needs["smem"] == pytest.approx(blocks * (fetch + copies + threads) / 128, rel=2e-3)
     assert bound.binds == "smem"
 
 
@@ -252,12 +255,12 @@ def test_tuning_chooses_what_upstream_launches(head_dim: int, most: float) -> No
 def test_what_ships_is_a_candidate(family: str) -> None:
     for head_dim in (64, 128, 192, 256):
         asked = problem(head_dim, 128)
-        assert shipped_schedule(asked, family) in candidates(asked, family, H200["smem_bytes"])
+        assert shipped_schedule(asked, family) in candidates(asked, family, H200)
 
 
 @pytest.mark.parametrize("head_dim", [96, 128, 192, 256])
 def test_candidates_of_ours_have_tiles_of_powers_of_two_and_fit(head_dim: int) -> None:
-    found = list(candidates(problem(head_dim, 128), "gluon", H200["smem_bytes"]))
+    found = list(candidates(problem(head_dim, 128), "gluon", H200))
     assert {(s.tile_m, s.tile_n) for s in found} <= {(m, n) for m in (64, 128) for n in (64, 128)}
     assert found
     for schedule in found:

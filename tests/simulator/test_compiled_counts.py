@@ -7,18 +7,19 @@ from collections import Counter
 import pytest
 
 from fa3_kernels.audit.evidence import accepted_rows
-from fa3_kernels.audit.shipped import ShippedLaunch, shipped
 from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.choose import is_launchable
 from fa3_kernels.plan.config import Config, default_config
+from fa3_reports.audit.calls import ShippedLaunch
 from fa3_reports.audit.launched import kind_of
+from fa3_reports.audit.launches import launches as shipped
 from fa3_simulator import vector_work as module
-from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.program import Op, Program
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import misfit
 from fa3_simulator.vector_work import estimated, other_instructions, other_work, transpose_trip, transpose_trips
+from tests.simulator.programs import forward
 
 GOLDEN, H200 = accepted_rows(), load("h200")
 CLASSES = ("fma", "alu", "mufu", "convert", "convert_e4m3", "shuffle", "other")

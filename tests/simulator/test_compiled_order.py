@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from fa3_kernels.audit.shipped import shipped
 from fa3_kernels.plan.config import Config
+from fa3_reports.audit.launches import launches as shipped
 from fa3_simulator.schedules import LATE_TURN, early_exponentials, late_rescaling
 
 pytest.importorskip("triton", reason="triton compiles the kernels")
@@ -20,8 +20,8 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(
 @cache
 def first_loop(name: str) -> list[tuple[str, str]]:
     """Opcodes and operands of one step: from the branch's target to the branch, in the first loop of ex2 and wgmma."""
-    from fa3_kernels.audit.compile import compile_call
     from fa3_reports.audit.calls import calls_of
+    from fa3_reports.audit.compile import compile_call
 
     (call,) = calls_of(next(x for x in shipped() if x.name == name))
     labels: dict[str, int] = {}

@@ -9,13 +9,16 @@ import pytest
 
 from fa3_kernels.plan.config import Config, default_config
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.contention import LaunchTiles, Steps, Tile, ends
+from fa3_simulator.contention import LaunchTiles, Steps, ends
 from fa3_simulator.forward_launch import launched_tiles, moved_bytes, takes_from_counter
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate
 
 H200 = load("h200")
 STEPS = Steps(1000.0, 50.0, 10.0, 2, 2, 1000, 500, 400)
+
+
+Tile = tuple[int, int, int]
 
 
 def launch(tiles: list[Tile], assigned: list[list[int]], ctas: int = 0) -> LaunchTiles:
@@ -69,7 +72,7 @@ def test_a_short_launch_waits_more_where_hbm_is_slower_and_never_without_limit(f
     config = default_config(shape, family=family)
 
     def cycles(bytes_per_ns: float) -> float:
-        machine = replace(H200, hbm_bytes_per_ns=replace(H200.hbm_bytes_per_ns, value=bytes_per_ns))
+        machine = H200.with_values({"hbm_bytes_per_ns": bytes_per_ns})
         return estimate(shape, config, machine).cycles
 
     slow, fast, unlimited = (cycles(rate) for rate in (23.2, 34.8, 1e9))

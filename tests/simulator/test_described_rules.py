@@ -38,7 +38,7 @@ def product_of_another(stream: Stream) -> None:
 
 
 def store(stream: Stream) -> None:
-    stream.store(S, 64)
+    stream.tma_store(S, 64)
     stream.store_wait()
 
 
@@ -320,7 +320,8 @@ def stages_of_one_consumer(*, readers: int, skips: bool = False) -> Callable[[li
                 mine.wait(turn[number % 2], (number - 1) // 2)
             for block in range(tile.blocks):
                 slot, full, empty = stages[step % 2]
-                producer.wait_empty([stage[2] for stage in stages], step)
+                if step >= 2:
+                    producer.wait(empty, step // 2 - 1)
                 producer.load(full, [slot])
                 mine.wait(full, step // 2)
                 if not (skips and number == 2 and block == 0):

@@ -12,12 +12,12 @@ from fa3_kernels.plan.config import Config
 from fa3_simulator import engine
 from fa3_simulator.costs import ALONE, SCALARS, TICKS, costs
 from fa3_simulator.engine import DeadlockError
-from fa3_simulator.forward import forward
 from fa3_simulator.machine import Machine, load
 from fa3_simulator.overlap import ledger, measure
 from fa3_simulator.program import Builder, Gemm, Mbarrier, NamedBarrier, Program, Slot, Work
 from fa3_simulator.schedules import TileBlocks
 from tests.simulator import plain_engine
+from tests.simulator.programs import forward
 
 H200 = load("h200")
 
@@ -105,7 +105,7 @@ def beside_wgmma(columns: int, work: Work) -> Program:
 )
 def test_a_multiply_add_beside_wgmma_takes_its_time_from_the_tensor_core(columns: int, share: float) -> None:
     """Of a machine where it does: of the H200's constants in steps it takes nothing (decision 0018)."""
-    machine = replace(H200, fma_tensor_cycles=replace(H200.fma_tensor_cycles, value=0.5))
+    machine = H200.with_values({"fma_tensor_cycles": 0.5})
     fma, chunks = 320, 40
     alone = run(beside_wgmma(columns, Work("nothing", 0)), machine)
     program = beside_wgmma(columns, Work("fma", chunks, fma=fma))
@@ -122,7 +122,7 @@ def test_a_multiply_add_beside_wgmma_takes_its_time_from_the_tensor_core(columns
 @pytest.mark.parametrize("columns", [64, 128, 256])
 def test_both_engines_take_the_same_time_from_the_tensor_core_for_multiply_adds(columns: int) -> None:
     """The other schedules of this file are run on a machine where it is none."""
-    machine = replace(H200, fma_tensor_cycles=replace(H200.fma_tensor_cycles, value=0.5))
+    machine = H200.with_values({"fma_tensor_cycles": 0.5})
     program = beside_wgmma(columns, Work("fma", 40, fma=320))
     tables = costs(program, machine)
     trace = engine.simulate(program, tables, records=True)
@@ -193,7 +193,7 @@ def test_a_chain_of_trips_through_shared_memory_takes_its_latency() -> None:
 def test_stores_leave_at_the_measured_rate_not_at_that_of_shared_memory() -> None:
     builder, slot = Builder("store"), Slot("o", 16384)
     stream = builder.actor("warpgroup", 128, 240)
-    stream.store(slot, slot.bytes)
+    stream.tma_store(slot, slot.bytes)
     stream.store_wait()
     want = H200["tma_issue_cycles"] + slot.bytes / H200["store_bytes_per_cycle"]
     assert run(builder.build()) == pytest.approx(want, abs=0.1)
@@ -207,9 +207,9 @@ def test_what_adds_to_memory_leaves_at_its_own_rate_and_holds_up_the_threads_tha
         builder, slot = Builder("add"), Slot("dq", size)
         stream = builder.actor("warpgroup", 128, 240)
         if from_registers:
-            stream.reduce(size)
+            stream.global_add(size)
         else:
-            stream.store(slot, size, adds=True)
+            stream.tma_store(slot, size, adds=True)
         if waits:
             stream.store_wait()
         return run(builder.build())
@@ -225,7 +225,7 @@ def test_a_wait_for_stores_leaves_the_newest_in_flight() -> None:
         builder, slots = Builder("stores"), [Slot(f"o[{i}]", 16384) for i in range(3)]
         stream = builder.actor("warpgroup", 128, 240)
         for slot in slots:
-            stream.store(slot, slot.bytes)
+            stream.tma_store(slot, slot.bytes)
         stream.store_wait(in_flight)
         program = builder.build()
         tables = costs(program, H200)

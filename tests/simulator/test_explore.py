@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from fa3_kernels.plan.config import Config
-from fa3_simulator.forward import forward
 from fa3_simulator.hazards import check
 from fa3_simulator.program import Actor, Builder, Gemm, Mbarrier, NamedBarrier, Op, Program, Slot
 from fa3_simulator.schedules import TileBlocks
 from tests.sampling import sampled
 from tests.simulator.explore import explore
+from tests.simulator.programs import forward
 
 SHORT = ([TileBlocks(4)], [TileBlocks(2), TileBlocks(1)])
 SHIPPED = (
@@ -91,7 +91,7 @@ def drawn(seed: int) -> Program:
                     stream.issue(Gemm("g", 1, 64, 16, True), None, slot, Slot(f"sum {index}", 0))
                     stream.wgmma_wait(0 if waits else 1)
                 case "store":
-                    stream.store(slot, 32)
+                    stream.tma_store(slot, 32)
                     stream.store_wait(0 if waits else 1)
         stream.store_wait()
     return builder.build()

@@ -32,7 +32,7 @@ def warps(*names: str) -> tuple[Builder, list[Stream]]:
 
 def lost_store(*, faulty: bool) -> Program:
     builder, (a,) = warps("A")
-    a.store(S, 64)
+    a.tma_store(S, 64)
     if not faulty:
         a.store_wait()
     return builder.build()
@@ -103,7 +103,7 @@ def write_under_store(*, faulty: bool) -> Program:
     for _ in range(2):
         a.issue(GEMM, None, Slot("k", 64), ACC)
     a.wgmma_wait(0)
-    a.store(S, 64)
+    a.tma_store(S, 64)
     a.store_wait(1 if faulty else 0)
     a.write(S)
     a.store_wait()
@@ -180,7 +180,7 @@ def store_of_unfenced_writes(*, faulty: bool) -> Program:
     if not faulty:
         a.fence()
     a.bar_sync(NamedBarrier("all", 1, 32))
-    a.store(S, 64)
+    a.tma_store(S, 64)
     a.store_wait()
     return builder.build()
 
@@ -191,8 +191,86 @@ def store_of_scattered_writes(*, faulty: bool) -> Program:
     a.fence()
     if not faulty:
         a.bar_sync(NamedBarrier("all", 1, 32))
-    a.store(S, 64)
+    a.tma_store(S, 64)
     a.store_wait()
+    return builder.build()
+
+
+def alone(threads: int = 128) -> tuple[Builder, Stream]:
+    builder = Builder("small")
+    return builder, builder.actor("A", threads, 24)
+
+
+def read_of_writes_of_other_warps(*, faulty: bool) -> Program:
+    builder, a = alone()
+    a.write(S)
+    if not faulty:
+        a.bar_sync(NamedBarrier("all", 1, 128))
+    a.read(S)
+    return builder.build()
+
+
+def read_of_copies_of_other_warps(*, faulty: bool) -> Program:
+    """A wait for copies, and an arrival of one thread, are no barrier; a phase that every thread ends is one."""
+    builder, a = alone()
+    a.load(FULL, [S], by_threads=True)
+    a.wait(FULL, 0)
+    a.arrive(EMPTY)
+    a.wait(EMPTY, 0)
+    if not faulty:
+        a.meet()
+    a.read(S)
+    return builder.build()
+
+
+def _written_over(overwrite: Callable[[Stream], None], *, faulty: bool, own: bool = False) -> Program:
+    """A reads a slot by ldmatrix and writes it again."""
+    builder, a = alone()
+    a.read(S, own=own)
+    if not faulty:
+        a.bar_sync(NamedBarrier("all", 1, 128))
+    overwrite(a)
+    return builder.build()
+
+
+def write_over_reads_of_other_warps(*, faulty: bool) -> Program:
+    return _written_over(lambda a: a.write(S), faulty=faulty)
+
+
+def write_over_reads_of_no_other_warp(*, faulty: bool) -> Program:
+    """Whoever reads must be the only one that writes."""
+    return _written_over(lambda a: a.write(S), faulty=True, own=not faulty)
+
+
+def copy_over_reads_of_other_warps(*, faulty: bool) -> Program:
+    def overwrite(a: Stream) -> None:
+        a.load(FULL, [S], by_threads=True)
+        a.wait(FULL, 0)
+        a.bar_sync(NamedBarrier("loaded", 2, 128))
+        a.read(S)
+
+    return _written_over(overwrite, faulty=faulty)
+
+
+def write_after_one_thread_has_waited_for_the_store(*, faulty: bool) -> Program:
+    builder, a = alone()
+    met = NamedBarrier("all", 1, 128)
+    a.tma_store(S, 64)
+    if faulty:
+        a.bar_sync(met)  # too early: the store reads on
+    a.store_wait()
+    if not faulty:
+        a.bar_sync(met)
+    a.write(S)
+    return builder.build()
+
+
+def write_after_one_warpgroup_has_waited_for_its_wgmma(*, faulty: bool) -> Program:
+    """One warpgroup waits for its products together, two do not."""
+    builder, a = alone(256 if faulty else 128)
+    a.issue(GEMM, None, S, ACC)
+    a.wgmma_wait(0)
+    a.write(S)
     return builder.build()
 
 
@@ -382,6 +460,44 @@ RULES = (
         "race",
         "slot s: A (store, row 2) is not ordered after A (write s, row 0): no barrier over the warpgroup between them",
     ),
+    Rule(
+        read_of_writes_of_other_warps,
+        "race",
+        "slot s: A (read s, row 1) is not ordered after A (write s, row 0): no barrier over the warpgroup between them",
+    ),
+    Rule(
+        read_of_copies_of_other_warps,
+        "race",
+        "slot s: A (read s, row 5) is not ordered after A (load full, row 1): "
+        "no barrier between cp.async.wait_group and the read",
+    ),
+    Rule(
+        write_over_reads_of_other_warps,
+        "race",
+        "slot s: A (write s, row 1) is not ordered after A (read s, row 0): no barrier over the warpgroup between them",
+    ),
+    Rule(
+        write_over_reads_of_no_other_warp,
+        "race",
+        "slot s: A (write s, row 1) is not ordered after A (read s, row 0): no barrier over the warpgroup between them",
+    ),
+    Rule(
+        copy_over_reads_of_other_warps,
+        "race",
+        "slot s: A (load full, row 2) is not ordered after A (read s, row 0): "
+        "no barrier over the warpgroup between them",
+    ),
+    Rule(
+        write_after_one_thread_has_waited_for_the_store,
+        "race",
+        "slot s: A (write s, row 3) is not ordered after A (store, row 0): no barrier over the warpgroup between them",
+    ),
+    Rule(
+        write_after_one_warpgroup_has_waited_for_its_wgmma,
+        "race",
+        "slot s: A (write s, row 2) is not ordered after A (issue g, row 0): "
+        "no barrier over the warpgroup between them",
+    ),
     Rule(load_over_unfenced_writes, "race", "slot s: A (load full, row 2) is not ordered after A (write s, row 0)"),
     Rule(
         a_wait_that_skips_a_round,
@@ -437,6 +553,44 @@ def test_the_nearest_correct_program_is_silent_in_every_order(rule: Rule) -> Non
     assert check(rule.program(faulty=False), H200, orders=20) == []
 
 
+ALL = NamedBarrier("all", 1, 128)
+
+
+def test_warps_that_have_met_need_not_meet_again() -> None:
+    """A second wait for the same store says nothing new, and registers are of a thread alone."""
+    builder, a = alone()
+    a.tma_store(S, 64)
+    a.store_wait()
+    a.bar_sync(ALL)
+    a.store_wait()
+    a.write(S)
+    for touch in (a.read, a.write, a.read):
+        touch(Slot("registers", 0))
+    assert check(builder.build()) == []
+
+
+def test_a_barrier_in_front_of_the_wait_for_copies_is_too_early() -> None:
+    builder, a = alone()
+    a.load(FULL, [S], by_threads=True)
+    a.bar_sync(ALL)
+    a.wait(FULL, 0)
+    a.read(S)
+    (found,) = check(builder.build())
+    assert found.text.endswith(": no barrier between cp.async.wait_group and the read")
+
+
+def test_readers_that_an_actor_knows_of_are_not_told_with_its_own() -> None:
+    builder, a = alone()
+    b = builder.actor("B", 32, 24)
+    b.read(S)
+    b.arrive(EMPTY)
+    a.wait(EMPTY, 0)
+    a.read(S)
+    a.write(S)
+    (found,) = check(builder.build())
+    assert "after A (read s" in found.text
+
+
 class Pair(NamedTuple):
     """Two slots of one memory, and whether they have a byte in common."""
 
@@ -463,7 +617,7 @@ SIDES: dict[str, Callable[[Stream, Slot], None]] = {
     "load": lambda stream, slot: stream.load(Mbarrier(f"full of {slot.name}", 1), [slot]),
     "read": lambda stream, slot: stream.read(slot),
     "wgmma": lambda stream, slot: stream.issue(GEMM, None, slot, ACC),
-    "store": lambda stream, slot: stream.store(slot, slot.bytes),
+    "store": lambda stream, slot: stream.tma_store(slot, slot.bytes),
 }
 
 
@@ -490,7 +644,7 @@ def test_a_fence_and_a_barrier_order_a_slot_and_what_shares_its_bytes() -> None:
         if met:
             a.arrive(FULL)
             b.wait(FULL, 0)
-        b.store(whole, 64)
+        b.tma_store(whole, 64)
         b.store_wait()
         return builder.build()
 
@@ -581,8 +735,15 @@ def _counted(threads: int) -> Program:
 
 def _stored(size: int) -> Program:
     builder, (a,) = warps("A")
-    a.store(S, size)
+    a.tma_store(S, size)
     a.store_wait()
+    return builder.build()
+
+
+def _reallocated(registers: int) -> Program:
+    builder = Builder("small")
+    builder.actor("A", 128, registers)
+    builder.actor("B", 32, 24)
     return builder.build()
 
 
@@ -604,6 +765,24 @@ LIMITS = (
     Limit(_shared((-1, 15)), "barrier", "named barrier one has id -1, legal are 0 to 15", _shared((0, 15))),
     Limit(_shared((3, 3)), "barrier", "named barriers one and two share id 3", _shared((3, 4))),
     Limit(_counted(48), "barrier", "named barrier turn counts 48 threads, not warps", _counted(64)),
+    Limit(
+        _reallocated(228),
+        "footprint",
+        "A has 228 registers, setmaxnreg takes multiples of 8 from 24 to 256",
+        _reallocated(232),
+    ),
+    Limit(
+        _reallocated(264),
+        "footprint",
+        "A has 264 registers, setmaxnreg takes multiples of 8 from 24 to 256",
+        _reallocated(256),
+    ),
+    Limit(
+        _reallocated(16),
+        "footprint",
+        "A has 16 registers, setmaxnreg takes multiples of 8 from 24 to 256",
+        _reallocated(24),
+    ),
     Limit(_stored(65), "footprint", "65 bytes copied to or from slot s of 64", _stored(64)),
 )
 each_limit = pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.text.replace(" ", "_"))
@@ -622,11 +801,11 @@ def test_what_just_fits_is_silent(limit: Limit) -> None:
 def test_single_warps_share_a_warpgroup_and_its_largest_registers() -> None:
     """Three warps of 24, 56 and 24 registers take 128 threads of 56."""
     builder = Builder("small")
-    builder.actor("wide", 256, 229)
+    builder.actor("wide", 256, 232)
     for name, registers in (("A", 24), ("B", 56), ("C", 24)):
         builder.actor(name, 32, registers)
     found = fits.footprint(builder.build(), H200)
-    assert found == [("footprint", f"{256 * 229 + 128 * 56} registers, an SM has 65536")]
+    assert found == [("footprint", f"{256 * 232 + 128 * 56} registers, an SM has 65536")]
 
 
 def test_a_load_larger_than_its_slot_is_named() -> None:

@@ -69,7 +69,7 @@ def test_unknown_machines_are_refused() -> None:
 
 
 def test_the_frozen_constants_are_those_of_the_decision_records() -> None:
-    record = Path(__file__).parents[2] / "reports" / "decisions" / "0021-ctas-wait-for-each-other-at-hbm.md"
+    record = Path(__file__).parents[2] / "reports" / "decisions" / "0030-what-warps-wait-for.md"
     cycles, clock, _ = TEXT.partition("\n# The SM clock of a burst")  # no cycle depends on what follows
     assert clock
     found = hashlib.sha256(cycles.encode()).hexdigest()

@@ -14,12 +14,14 @@ from fa3_simulator.description import Description, described
 from fa3_simulator.machine import load
 from fa3_simulator.unbounded import Proof
 from tests.sampling import sampled
+from tests.simulator.further_mistakes import FURTHER
 from tests.simulator.listed_mistakes import LISTED
 from tests.simulator.mistakes import BIG, FRESH, Mistake
 
 PAGES = Path(__file__).parents[2] / "docs/schedules"
+UNSEEN = sorted(PAGES.glob("unseen*/*.py"))
 H200 = load("h200")
-MISTAKES = [*FRESH, *LISTED]
+MISTAKES = [*FRESH, *LISTED, *FURTHER]
 SECONDS = 60.0
 LONG = ("gemm.pingpong", "gemm.cooperative", "flashmla.flashmla")  # to prove
 LINES = 120  # of a description at most, without its launch
@@ -40,6 +42,8 @@ RIGHT: dict[str, tuple[dict[str, Any], ...]] = {
     "attention.thunderkittens": ({}, {"d": 64, "stages": 4}),
     "attention.decode": ({},),
     "flashmla.flashmla": ({},),
+    "absorbed.one_softmax": ({}, {"bn": 32, "stages": 3}),
+    "absorbed.two_softmaxes": ({}, {"bn": 32, "stages": 3}),
 }
 
 
@@ -50,7 +54,7 @@ def description(kernel: str) -> Description:
 
 def planted(mistake: Mistake, folder: Path) -> Proof:
     page, name = mistake.kernel.split(".")
-    file = folder / f"{page}.py"
+    file = folder / f"{Path(page).name}.py"
     file.write_text(mistake.planted((PAGES / f"{page}.py").read_text(encoding="utf-8")), encoding="utf-8")
     return hazards(described(file)[name](**mistake.values), H200)
 
@@ -76,6 +80,15 @@ def test_a_description_is_clean_for_any_tiles(kernel: str, values: dict[str, Any
     assert proof.is_complete
 
 
+@pytest.mark.parametrize("page", sampled(UNSEEN, [page for page in UNSEEN if page.stem in ("sgemm", "flag")]), ids=str)
+def test_kernels_described_from_their_sources_lack_no_barrier(page: Path) -> None:
+    """Nothing is said of them but that Triton leaves out a fence between cp.async and wgmma."""
+    for kernel in described(page).values():
+        proof = hazards(kernel(), H200)
+        assert proof.is_complete or proof.is_undecided
+        assert all("no proxy fence" in hazard.text for hazard in proof.findings)
+
+
 @pytest.mark.parametrize("kernel", RIGHT)
 def test_a_description_is_a_page(kernel: str) -> None:
     page, name = kernel.split(".")
@@ -89,8 +102,8 @@ def test_a_planted_mistake_is_named(mistake: Mistake, tmp_path: Path) -> None:
     proof = planted(mistake, tmp_path)
     said = " | ".join(f"{hazard.kind}: {hazard.text}" for hazard in proof.findings)
     if mistake.missed:
-        assert not proof.findings, "now it is found: drop the reason why it was not"
+        assert not any(word in said for word in mistake.words), "now it is found: drop the reason why it was not"
         return
     assert all(word in said for word in mistake.words), said
     if not any(reason in said for reason in NO_PLACE):
-        assert re.search(rf"{mistake.kernel.split('.')[0]}\.py:\d+", said), said
+        assert re.search(rf"{Path(mistake.kernel.split('.')[0]).name}\.py:\d+", said), said

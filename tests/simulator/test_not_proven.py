@@ -47,7 +47,8 @@ def cluster(stages: int, consumers: int, *, halves: bool = False, short: bool = 
             producer = builder.actor(f"CTA {rank} producer", 32, 24)
             mine = (f"B{rank}",) if halves else ("B0", "B1")[: 2 * (1 - rank)]
             for use, i in uses:
-                producer.wait_empty(empty[rank], use)
+                if use >= stages:
+                    producer.wait(empty[rank][i], use // stages - 1)
                 producer.expect(full[rank][i], 64 if short and rank else 3 * 64)
                 producer.load_only(full[rank][i], [parts["A"][rank][i]])
                 for part in mine:

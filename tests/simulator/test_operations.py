@@ -4,18 +4,17 @@ mma.sync, multicast, cp.async and plain stores by threads."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from fa3_simulator import engine
 from fa3_simulator.costs import L2_LONE_BYTES, costs
 from fa3_simulator.machine import Machine, load
-from fa3_simulator.program import Builder, Gemm, Mbarrier, Program, Slot, Stream
+from fa3_simulator.program import BY_THREADS, HOT, Builder, Gemm, Mbarrier, Op, Program, Slot, Stream
 from tests.simulator import plain_engine
 
 H200 = load("h200")
-ISSUES_AHEAD = replace(H200, wgmma_window=replace(H200.wgmma_window, value=64))
+ISSUES_AHEAD = H200.with_values({"wgmma_window": 64})
 A, B, ACC = Slot("a", 16384), Slot("b", 32768), Slot("acc", 0)
 FULL = Mbarrier("full", 1)
 GEMM = Gemm("g", 4, 128, 16, True)
@@ -51,7 +50,7 @@ def test_a_wait_leaves_up_to_seven_stores_in_flight() -> None:
     def cycles(in_flight: int) -> float:
         builder, stream = one()
         for _ in range(9):
-            stream.store(A, A.bytes)
+            stream.tma_store(A, A.bytes)
         stream.store_wait(in_flight)
         return run(builder.build())
 
@@ -102,7 +101,7 @@ def test_mma_sync_takes_its_share_of_wgmmas_rate_and_nothing_of_the_shared_memor
     stream.issue(GEMM._replace(rate=0.5, a_in_registers=False), None, B, ACC)
     stream.wgmma_wait(0)
     program = builder.build()
-    assert run(program) == 4 * 64 / 0.5 + TAIL
+    assert run(program) == 4 * 64 / 0.5 + H200["mma_tail_cycles"]
     assert engine.simulate(program, costs(program, H200)).busy["smem"] == 0
 
 
@@ -156,14 +155,17 @@ def test_bytes_that_somebody_else_expects_end_the_phase_when_all_have_landed() -
     assert cycles([16384, 16384]) == cycles([32768]) > LATENCY
 
 
-def test_plain_stores_by_threads_leave_at_the_rate_of_stores() -> None:
-    def cycles(*, adds: bool) -> float:
+def test_plain_stores_by_threads_leave_at_the_rate_of_stores_and_hold_a_warp_up_when_the_queue_is_full() -> None:
+    def cycles(size: int, *, adds: bool = False, width: int = 16) -> float:
         builder, stream = one()
-        stream.reduce(65536, adds=adds)
+        stream.global_add(size) if adds else stream.global_store(size, width=width)
         return run(builder.build())
 
-    assert cycles(adds=False) == pytest.approx(65536 / H200["store_bytes_per_cycle"], abs=1)
-    assert cycles(adds=True) > 1.2 * cycles(adds=False)
+    queue = int(H200["store_queue_bytes"])
+    assert cycles(queue) == 0
+    assert cycles(queue, width=4) == pytest.approx(0.75 * queue / H200["thread_store_bytes_per_cycle"], abs=1)
+    assert cycles(queue + 65536) == pytest.approx(65536 / H200["thread_store_bytes_per_cycle"], abs=1)
+    assert cycles(65536, adds=True) > 1.02 * 65536 / H200["thread_store_bytes_per_cycle"]
 
 
 def drawn(seed: int) -> Program:
@@ -175,7 +177,8 @@ def drawn(seed: int) -> Program:
     producer, consumer = builder.actor("producer", 32, 24), builder.actor("consumer", 128, 240)
     for block in range(12):
         stage, turn = block % 2, block // 2
-        producer.wait_empty(empty, block)
+        if turn:
+            producer.wait(empty[stage], turn - 1)
         how = rng.choice(({}, {"is_far": True}, {"by_threads": True}, {"multicast": 2}, {"multicast": 4}))
         if rng.random() < 0.5:
             producer.load(full[stage], parts[stage], **how)
@@ -186,14 +189,20 @@ def drawn(seed: int) -> Program:
         for _ in range(rng.randint(1, 4)):
             consumer.operand(parts[stage][0])
             n, rate = rng.choice((64, 128, 256)), rng.choice((1.0, 1.0, 0.62))
-            gemm = Gemm("g", rng.randint(1, 4), n, 16, rng.random() < 0.5, rate, rng.random() < 0.4)
+            share = rng.choice((0.25, 1.0))
+            gemm = Gemm("g", rng.randint(1, 4), n, 16, rng.random() < 0.5, rate, rng.random() < 0.4, share)
             consumer.issue(gemm, None, parts[stage][1], ACC)
             if rng.random() < 0.3:
-                consumer.store(parts[stage][0], 1000, adds=rng.random() < 0.5)
+                consumer.tma_store(parts[stage][0], 1000, adds=rng.random() < 0.5)
         consumer.wgmma_wait(rng.randint(0, 7))
         consumer.store_wait(rng.randint(0, 7))
         consumer.arrive(empty[stage])
-        consumer.reduce(rng.choice((512, 20000)), adds=rng.random() < 0.5)
+        rng.choice((consumer.global_add, consumer.global_store))(rng.choice((512, 20000)))
+        for slot in parts[stage] if rng.random() < 0.5 else ():  # as a load of threads that L2 has had for long
+            own = Mbarrier(f"own {block} {slot.name}", 1)
+            consumer.expect(own, slot.bytes)
+            consumer._add(Op.LOAD, builder.mbarriers[own], slot.bytes, builder.slots[ACC], BY_THREADS + HOT)
+            consumer.wait(own, 0)
     return builder.build()
 
 

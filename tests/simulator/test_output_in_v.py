@@ -6,14 +6,15 @@ import pytest
 
 from fa3_kernels.plan.config import Config
 from fa3_reports.mutation.schedule_faults import unmet
-from fa3_simulator.forward import forward
 from fa3_simulator.hazards import Checker, check
 from fa3_simulator.program import Builder, Mbarrier, Program
-from fa3_simulator.resources import resources_of
+from fa3_simulator.resources import Resources
+from fa3_simulator.schedule import Cta
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.shared_memory import regions
 from fa3_simulator.unbounded import prove
 from tests.simulator.explore import explore
+from tests.simulator.programs import forward
 
 IN_ONE_STAGE = Config(tile_n=176, family="flash3")
 IN_TWO_STAGES = Config("e4m3", tile_n=224, family="flash3")
@@ -52,30 +53,32 @@ PLACES = (
 
 @pytest.mark.parametrize(("config", "expected"), PLACES, ids=lambda value: getattr(value, "head_dim", ""))
 def test_output_lies_where_upstreams_layouts_put_it(config: Config, expected: dict[str, int]) -> None:
-    shared = resources_of(config)
-    slots = (*shared.v, *shared.out)
+    shared = Resources(Cta("small"), config)
+    slots = (*shared.v.parts["v"], *shared.out)
     found = {" ".join(slots[i].name for i in holders): size for holders, size in regions(slots).items()}
     assert found == expected
 
 
 def test_output_that_is_larger_than_v_takes_more_shared_memory() -> None:
     config = PLACES[2][0]
-    shared = resources_of(config)
+    shared = Resources(Cta("small"), config)
     program = forward(config, [TileBlocks(1)])
-    others = sum(slot.bytes for slot in (*shared.q, *shared.k, *shared.v_raw))
+    rings = (shared.q, shared.k, shared.v_raw)
+    others = sum(slot.bytes for ring in rings if ring for slots in ring.parts.values() for slot in slots)
     assert program.smem_bytes == others + 192 * 64 * 2 + 8 * len(program.mbarriers)
 
 
 def _loaded_beside_a_store(config: Config) -> Program:
     """A warp stores O of the last consumer, another loads the second stage of V meanwhile."""
-    shared = resources_of(config)
+    shared = Resources(Cta("all of it"), config)
+    second = shared.v.parts["v"][1]._replace(readers=1)
     builder, full = Builder("small"), Mbarrier("full", 1)
     a, b = builder.actor("A", 32, 24), builder.actor("B", 32, 24)
-    a.store(shared.out[-1], shared.out[-1].bytes)
+    a.tma_store(shared.out[-1], shared.out[-1].bytes)
     a.store_wait()
-    b.load(full, [shared.v[1]])
+    b.load(full, [second])
     b.wait(full, 0)
-    b.read(shared.v[1])
+    b.read(second)
     return builder.build()
 
 

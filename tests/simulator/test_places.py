@@ -66,19 +66,6 @@ def test_a_call_in_the_outermost_function_of_the_file_has_one_line() -> None:
     assert builder.build().actors[0].lines == (f"{FILE}:{here}",)
 
 
-def test_operations_that_are_repeated_stand_where_they_are_repeated() -> None:
-    builder = Builder("described", __file__)
-    stream = builder.actor("A", 32, 24)
-    for _ in range(3):
-        stream.repeated("key", helper, stream)
-    stream.load(FULL, [S, S])
-    (actor,) = builder.build().actors
-    assert len(actor.lines) == len(actor.ops) == 3 + 3
-    assert actor.lines[:3] == (f"{FILE}:{line_of(helper, 'read')}",) * 3
-    stream.restart()
-    assert builder.build().actors[0].lines == ()
-
-
 def test_programs_that_no_description_wrote_name_rows() -> None:
     builder = Builder("shipped")
     builder.actor("A", 32, 24).read(S)
@@ -120,7 +107,7 @@ def test_a_deadlock_names_the_line_of_each_wait() -> None:
 
 
 def too_large(a: Stream, _: Stream) -> None:
-    a.store(S, 65)
+    a.tma_store(S, 65)
     a.store_wait()
 
 

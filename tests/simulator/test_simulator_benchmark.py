@@ -6,11 +6,11 @@ from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator import engine
 from fa3_simulator.costs import costs
-from fa3_simulator.forward import forward
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.tune import candidates, misfit
+from tests.simulator.programs import forward
 
 H200 = load("h200")
 

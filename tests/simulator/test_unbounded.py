@@ -13,6 +13,7 @@ from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.cta import AnyConfig, kernel_of
+from fa3_simulator.description import kernel
 from fa3_simulator.hazards import Checker, check
 from fa3_simulator.program import Actor, Builder, Mbarrier, Op, Program, Slot
 from fa3_simulator.schedules import TileBlocks
@@ -106,6 +107,22 @@ def test_a_parity_that_is_wrong_from_the_third_tile_on_is_found() -> None:
     assert any("kv_full" in x.text for x in proof.findings)
 
 
+def test_which_registers_a_load_takes_may_depend_on_the_blocks_before_it() -> None:
+    """So that a short list of tiles uses slots that no longer one does."""
+
+    @kernel
+    def epilogue(cta, tiles):
+        warps = cta.warpgroup("warps")
+        for tile in tiles:
+            for _ in range(tile.blocks):
+                warps.cp_async([])
+                warps.cp_async_wait(0)
+            warps.global_load(1024)
+
+    proof = prove(epilogue().program, is_persistent=False)
+    assert (proof.findings, proof.is_complete) == ([], True)
+
+
 def test_a_limit_leaves_a_proof_incomplete() -> None:
     proof = prove(kernel_of(KERNELS["our backward"]).program, most=3)
     assert (proof.words, proof.is_complete) == (3, False)
@@ -158,6 +175,6 @@ def test_equal_words_of_two_kernels_leave_different_states() -> None:
     states: list[Any] = []
     for make in (ring(2, waits=2), ring(3, waits=3)):
         family = _Family(make)
-        family.prepare((27,))
+        family.program((27,))
         states.append(_state(Checker(family.program((5,))), family, (5,), is_persistent=False))
     assert states[0] != states[1]

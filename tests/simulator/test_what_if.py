@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import pytest
 
 from fa3_kernels.plan.config import Config
 from fa3_simulator.costs import SCALARS, costs
 from fa3_simulator.cta import kernel_of
 from fa3_simulator.engine import simulate
-from fa3_simulator.machine import Machine, load
+from fa3_simulator.machine import CONSTANTS, Machine, load
 from fa3_simulator.schedules import TileBlocks
 from fa3_simulator.what_if import FREE, costs_without, speedups
 
@@ -24,12 +22,11 @@ def faster(config: Config, machine: Machine) -> dict[str, float]:
 
 
 def scaled(machine: Machine, names: tuple[str, ...], factor: float) -> Machine:
-    constants = {name: getattr(machine, name) for name in names}
-    return replace(machine, **{name: replace(c, value=c.value * factor) for name, c in constants.items()})
+    return machine.with_values({name: machine[name] * factor for name in names})
 
 
 def test_everything_that_can_be_free_is_a_constant_or_a_cost_and_only_one_thing() -> None:
-    known = {f.name for f in fields(Machine)} | set(SCALARS)
+    known = set(CONSTANTS) | set(SCALARS)
     named = [name for names in FREE.values() for name in names]
     assert set(named) <= known
     assert len(named) == len(set(named))

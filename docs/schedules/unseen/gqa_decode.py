@@ -7,9 +7,8 @@ Two warps, each a stream: 8 of 16 keys for Q K^T, 64 of 128 columns for P V. K a
 warp copies half. Instructions of stage 1: 256 in the loop, 251 in front and 349 behind; ldmatrix and mma.sync are left
 to mma_sync, and a copy's own three issue slots to cp_async. Of stage 2: 93 for four parts, whose loads are together.
 Words that are missing: ld.global to registers (lengths, indices, Q, results of stage 1), which is the latency of L2
-(Q: a cp.async); the latency of the exchange through shared memory. Ten CTAs fit an SM by registers and are stated, as a
-stream of one warp is counted as four: 128 threads, and its instructions on each of the four schedulers. So they are
-divided by four here, but for shuffles, which are latency. O has bytes of its own, where the kernel uses those of K.
+(Q: a cp.async). Ten CTAs fit an SM by registers and are stated. O has bytes of its own, where the kernel uses those of
+K.
 """
 
 from fa3verify.schedule import Launch, kernel
@@ -32,9 +31,6 @@ def decode(cta, tiles, *, bn=16, d=128, registers=96):
     sync = cta.named_barrier("syncthreads", 64, identity=0)
 
     def warp(c, w):
-        def vector(name, shuffle=0, smem_bytes=0, **counts):
-            c.vector(name, shuffle=shuffle, smem_bytes=smem_bytes, **{pipe: n / 4 for pipe, n in counts.items()})
-
         s = c.fragment("S", bn // 2, rows=16)
         acc = c.fragment("O", d // 2, rows=16)
 
@@ -43,35 +39,35 @@ def decode(cta, tiles, *, bn=16, d=128, registers=96):
             c.bar_sync(sync)
             for of_warp in what:
                 c.read(of_warp)
-            vector("of both warps", shuffle=1, other=3, alu=2)
+            c.vector("of both warps", shuffle=1, other=3, alu=2)
             c.bar_sync(sync)
 
         def copy():  # Indices are loaded first, and waited for.
-            vector("indices", alu=8, fma=6, other=8)
+            c.vector("indices", alu=8, fma=6, other=8)
             latency(c)
-            vector("addresses of K and V", alu=14, fma=9, other=3)
+            c.vector("addresses of K and V", alu=14, fma=9, other=3)
             c.cp_async([k[w]], far=True)
             c.cp_async([v[w]], far=True)
 
         for tile in tiles:
-            vector("length and request", alu=40, fma=16, other=40)
+            c.vector("length and request", alu=40, fma=16, other=40)
             latency(c)
             c.cp_async([q[w]])
             c.cp_async_wait(0)
-            vector("Q to shared memory", alu=30, fma=10, other=40, smem_bytes=16 * d)
+            c.vector("Q to shared memory", alu=30, fma=10, other=40, smem_bytes=16 * d)
             copy()
             for block in range(tile.blocks):
                 c.cp_async_wait(0)
                 c.bar_sync(sync)
                 c.mma_sync("Q K", acc=s, m=16, n=bn // 2, k=d, reads=[*q, *k])
                 c.read(s)
-                vector("scale, bounds, row max", alu=16, fma=6, shuffle=4, other=2)
+                c.vector("scale, bounds, row max", alu=16, fma=6, shuffle=4, other=2)
                 exchange(top)
-                vector("exp, row sum", alu=16, fma=31, mufu=6, convert=2, shuffle=2, other=10)
+                c.vector("exp, row sum", alu=16, fma=31, mufu=6, convert=2, shuffle=2, other=10)
                 c.bar_sync(sync)
                 c.write(p[w])
                 c.bar_sync(sync)
-                vector("rescale O", fma=32, shuffle=2)
+                c.vector("rescale O", fma=32, shuffle=2)
                 c.bar_sync(sync)
                 c.mma_sync("P V", acc=acc, m=16, n=d // 2, k=bn, reads=[*p, *v])
                 exchange(total)
@@ -79,12 +75,12 @@ def decode(cta, tiles, *, bn=16, d=128, registers=96):
                     copy()
             c.read(acc)
             c.bar_sync(sync)
-            vector("O / sum, logarithm", alu=67, fma=150, mufu=2, convert=2, shuffle=2, other=20, smem_bytes=16 * d)
+            c.vector("O / sum, logarithm", alu=67, fma=150, mufu=2, convert=2, shuffle=2, other=20, smem_bytes=16 * d)
             c.write(out[w])
             c.bar_sync(sync)
             for rows in out:
                 c.read(rows)
-            vector("rows of mid", alu=40, fma=30, other=16, smem_bytes=16 * d)
+            c.vector("rows of mid", alu=40, fma=30, other=16, smem_bytes=16 * d)
             c.global_store(4 * d * 4 // 2)
 
     for w in range(2):

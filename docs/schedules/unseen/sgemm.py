@@ -6,11 +6,11 @@ nvcc 13.0 compiles it for sm_90a.
 
 Instructions: 138 for a k-step (128 FFMA, 6 LDS.128), 16 k-steps a block; around them 120 for the copies of the next
 block; 32 loops of 8 around each of four cp.async.bulk, one for each thread of a warp; 32 float4 of C read, fused and
-written. Words that are missing: cp.async of 4 bytes (16 a thread, here as 16-byte ones and instructions of their own),
-cp.async.mbarrier.arrive (here a group, waited for in front of the arrival), ld.global to registers (C: cp.async into
-the buffers). The 512 cp.async.bulk of 16 bytes of a block are one copy, and the time to issue one for each of a warp's
-other 127, one behind another as its loops have them. The latency of shared memory of a k-step, which the loop does not
-hide, is 30 cycles, the usual figure; LDS.128 is given the bytes of its lanes, broadcast or not.
+written. Words that are missing: cp.async of 4 bytes (16 a thread, here as 16-byte ones and instructions of their own)
+and cp.async.mbarrier.arrive (here a group, waited for in front of the arrival). The 512 cp.async.bulk of 16 bytes of
+a block are one copy, and the time to issue one for each of a warp's other 127, one behind another as its loops have
+them. The latency of shared memory of a k-step, which the loop does not hide, is 30 cycles, the usual figure; LDS.128
+is given the bytes of its lanes, broadcast or not.
 """
 
 from fa3verify.schedule import Launch, kernel
@@ -37,8 +37,7 @@ def sgemm(cta, tiles, *, bm=128, bn=128, bk=16, registers=196, bulk_copies=128, 
 
     def multiply(block, in_flight):
         c.cp_async_wait(in_flight)
-        c.arrive(barriers[block % 2])
-        c.wait(barriers[block % 2], block // 2 % 2)
+        c.arrive_and_wait(barriers[block % 2], block // 2)
         c.read(a[block % 2])
         c.read(b[block % 2])
         c.vector(
@@ -55,12 +54,8 @@ def sgemm(cta, tiles, *, bm=128, bn=128, bk=16, registers=196, bulk_copies=128, 
         uses += tile.blocks
         multiply(uses - 1, 0)
         c.vector("alpha A B + beta C", fma=256, alu=42, other=20)
-        for _ in range(2):  # halves of C, each as large as the buffers
-            c.cp_async([memory])
-            c.cp_async_wait(0)
-            c.bar_sync(sync)
-            c.read(memory)
-            c.bar_sync(sync)
+        for _ in range(2):  # halves of C
+            c.global_load(bm * bn * 2)
         c.global_store(bm * bn * 4)
 
 

@@ -2,6 +2,5 @@
 
 A ``colony`` holds the individuals that are judged at once: rows of scores, channels of V, and what they share, all on
 one island, which is a shape and a configuration. ``scores`` (with ``row`` and ``chains``), ``values`` and
-``surroundings`` mutate it, led by a ``guide``. ``judge`` computes its figures, ``causes`` explains violations of a
-bound, and ``search`` selects parents.
+``surroundings`` mutate it, led by a ``guide``. ``judge`` computes its figures, and ``search`` selects parents.
 """

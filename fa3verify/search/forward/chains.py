@@ -12,7 +12,7 @@ from fa3_reference.bounds.device import TENSOR_CORE
 from fa3_reference.bounds.steps import score_error
 from fa3_reference.formats import Format
 from fa3verify.search.colony import Rng, full_fractions, positive, rounded
-from fa3verify.search.forward.row import Row
+from fa3verify.search.forward.guide import Row
 
 VARIANTS = 32  # of one key that screened compares
 

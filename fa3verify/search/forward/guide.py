@@ -1,7 +1,9 @@
 """Estimates that steer mutations: weights of keys in the kernel's and in exact arithmetic, and arguments that err most.
 
 Nothing is judged by these numbers; they only make some mutations more promising than others. So shortcuts do no harm,
-such as to take the scores of a chain for exact. Judgement stands in :mod:`fa3verify.search.forward.judge`.
+such as to take the scores of a chain for exact. Judgement stands in :mod:`fa3verify.search.forward.judge`. A mutation
+is handed what it changes with its parent's guide: a :class:`Row` here, a column of values in
+:mod:`fa3verify.search.forward.values`.
 """
 
 from __future__ import annotations
@@ -178,3 +180,60 @@ def some_keys(count: int, tile_n: int, rng: Rng) -> np.ndarray:
         start = tile_n * int(rng.integers(-(-count // tile_n)))
         return np.arange(start, min(start + tile_n, count))
     return np.arange(count) if kind == 4 else rng.integers(count, size=1)
+
+
+class Row(Led):
+    """Holds one row of a colony while it mutates, with what its parent's guide knows."""
+
+    __slots__ = ()
+
+    @property
+    def top(self) -> float:
+        return float(self.guide.top[self.row])
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Return the scores in log2 units, (keys,); those of keys that are not seen are far below the maximum."""
+        scores = self.guide.scores[self.row]
+        return np.where(np.isneginf(scores), self.top - 30, scores)
+
+    @property
+    def q(self) -> np.ndarray:
+        """Return the channels of Q, (width,), a view of the colony."""
+        return self.colony.q[self.index]
+
+    @property
+    def k(self) -> np.ndarray:
+        """Return the channels of its keys, (keys, width), a view of the colony."""
+        return self.colony.k[self.index]
+
+    @property
+    def keys(self) -> int:
+        return self.colony.island.keys
+
+    @property
+    def offset(self) -> int:
+        return self.colony.island.config.p_offset_log2
+
+    def write(self, keys: np.ndarray, log2_scores: np.ndarray) -> None:
+        """Change K of some keys so that they have these scores, as nearly as ``width`` channels of K can."""
+        self.k[keys] = self.digits(keys, log2_scores)
+
+    def digits(self, keys: np.ndarray, log2_scores: np.ndarray) -> np.ndarray:
+        """Return K of some keys, (..., keys, width), that gives them the scores (..., keys), in log2 units.
+
+        The channels are set one after the other, that of the largest Q first; each takes what is left of the score.
+        """
+        x = log2_scores
+        softcap = self.colony.environment.softcap * LOG2_E
+        if softcap:
+            # Undo the softcap; clipped, as no raw score gives the softcap itself.
+            x = softcap * np.arctanh(np.clip(x / softcap, -1 + 2.0**-50, 1 - 2.0**-50))
+        left = x / self.colony.factors[self.index, keys]
+        result = np.zeros((*x.shape, self.q.size))
+        for channel in np.argsort(-np.abs(self.q)):
+            q = self.q[channel]
+            if q != 0:
+                result[..., channel] = rounded(left / q, self.dtype)
+                left = left - q * result[..., channel]
+        return result

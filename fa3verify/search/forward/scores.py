@@ -13,8 +13,7 @@ import numpy as np
 
 from fa3verify.search.colony import Rng, positive, rounded
 from fa3verify.search.forward import chains
-from fa3verify.search.forward.guide import Guide, worst_exponents, worst_sums
-from fa3verify.search.forward.row import Row
+from fa3verify.search.forward.guide import Guide, Row, worst_exponents, worst_sums
 
 VARIANTS = 32  # nudges that _screened compares
 

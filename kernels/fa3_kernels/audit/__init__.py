@@ -1,5 +1,4 @@
-"""The audit of compiled code: what the compiler makes of every shipped kernel, and which measurements belong to it.
+"""Compiled code: :mod:`.sass` reads that of any kernel, :mod:`.evidence` has what the audit accepted of ours.
 
-:mod:`.shipped` lists the launches, :mod:`.calls` turns them into calls of kernels, :mod:`.compile` compiles these
-without a GPU, :mod:`.sass` reads the machine code, and :mod:`.evidence` gives hashes of what was accepted.
+The audit, which compiles every shipped kernel, is no part of a wheel: ``python -m fa3_reports audit``.
 """

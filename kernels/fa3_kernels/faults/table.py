@@ -30,7 +30,6 @@ import fa3_kernels.twin as sound
 
 PACKAGE = sound.__name__
 FOLDER = Path(sound.__path__[0])
-_COMPILED = f"{PACKAGE}.compiled"
 _UNCACHED = "fa3_kernels.faults.uncached"
 
 
@@ -102,15 +101,17 @@ def dependent(module: str) -> frozenset[str]:
 class _Finder(MetaPathFinder, Loader):
     """Finds and runs the modules of one changed copy, whose package is called ``alias``.
 
-    Python asks it for every import that is not loaded yet. It answers for the copy's package and for the modules that
-    are loaded again, and leaves all others to Python's own finders.
+    Python asks it for every import that is not loaded yet. It answers for the copy's package and for a module of every
+    name that the twin has; one that need not be loaded again is the sound module itself, and the copy's ``compiled``
+    is :mod:`fa3_kernels.faults.uncached`, which stores no compiled loop.
     """
 
     def __init__(self, alias: str, changed: Changed) -> None:
         self.alias = alias
         self.module = changed.module
         self.tree = changed.tree()
-        self.again = dependent(changed.module)
+        self.shared = {name: f"{PACKAGE}.{name}" for name in modules() if name not in dependent(changed.module)}
+        self.shared["compiled"] = _UNCACHED
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -122,7 +123,7 @@ class _Finder(MetaPathFinder, Loader):
         package, _, name = fullname.rpartition(".")
         if fullname == self.alias:
             return spec_from_loader(fullname, self, is_package=True)
-        if package != self.alias or name not in self.again:
+        if package != self.alias or name not in modules():
             return None  # not a module of this copy: the next finder is asked
         spec = spec_from_loader(fullname, self, origin=str(FOLDER / f"{name}.py"))
         if spec is not None:
@@ -130,40 +131,21 @@ class _Finder(MetaPathFinder, Loader):
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run a module of the copy: the changed one from its new tree, the others from their source, with imports
-        redirected.
+        """Run a module of the copy: the changed one from its new tree, the others from their source.
+
+        What they import from the twin they import from the copy. A shared module is put in the place of the empty one.
         """
         name = module.__name__.rpartition(".")[2]
         if module.__name__ == self.alias:
             return  # the package itself is empty, as the twin's is
+        if name in self.shared:
+            sys.modules[module.__name__] = import_module(self.shared[name])
+            return
         tree = self.tree if name == self.module else ast.parse(source(name))
-        tree = ast.fix_missing_locations(_Redirected(self.alias, self.again).visit(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
+                node.module = self.alias + str(node.module).removeprefix(PACKAGE)
         exec(compile(tree, str(FOLDER / f"{name}.py"), "exec"), module.__dict__)
-
-
-class _Redirected(ast.NodeTransformer):
-    """Redirects the imports in a module of the copy.
-
-    A module that is loaded again is imported from the copy, every other one from the sound package. The twin's
-    ``compiled`` is replaced by :mod:`fa3_kernels.faults.uncached`, which stores no compiled loop.
-    """
-
-    def __init__(self, alias: str, again: frozenset[str]) -> None:
-        self.alias = alias
-        self.again = again
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
-        """Return the import, or the two imports, that take its place."""
-        if node.module == PACKAGE:  # one statement may name modules of both kinds: it becomes one or two
-            ours = [alias for alias in node.names if alias.name in self.again]
-            others = [alias for alias in node.names if alias.name not in self.again]
-            parts = [(self.alias, ours), (PACKAGE, others)]
-            return [ast.copy_location(ast.ImportFrom(m, names, 0), node) for m, names in parts if names]
-        if node.module == _COMPILED:
-            node.module = _UNCACHED
-        elif (node.module or "").removeprefix(f"{PACKAGE}.") in self.again:
-            node.module = f"{self.alias}.{(node.module or '').removeprefix(f'{PACKAGE}.')}"
-        return node
 
 
 def load(alias: str, changed: Changed) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 
 
 class Descales(NamedTuple):
@@ -58,6 +59,11 @@ class Paged(NamedTuple):
         Where the keys of each sequence begin in the cache.
     page_size : int
         Keys of a page; :data:`fa3_kernels.plan.request.ONE_PAGE` where a sequence has one page.
+    schedule : int32 (any,), optional
+        Of :func:`fa3_kernels.scheduler.get_scheduler_metadata`; one that is not for this launch is not read.
+    new_keys : int
+        What ``seqused_k`` has beyond what the cache had before the call: 0 for nothing, 1 for packed rows, n + 1 for n
+        rows of every sequence.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -67,6 +73,8 @@ class Paged(NamedTuple):
     page_table: torch.Tensor
     first_keys: torch.Tensor
     page_size: int
+    schedule: torch.Tensor | None = None
+    new_keys: int = 0
 
 
 NO_DESCALES = Descales()
@@ -95,6 +103,55 @@ def packed_by(starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, max_
     return Packed(starts_q, starts_k, whole("max_seqlen_q", max_q), whole("max_seqlen_k", max_k))
 
 
+def with_used(
+    q: torch.Tensor, packed: Packed, seqused_q: torch.Tensor | None, seqused_k: torch.Tensor | None
+) -> tuple[Packed, int]:
+    """Return starts by which only the first rows of every sequence meet, and how many sequences stand for one.
+
+    Queries behind the used ones become a sequence of their own without a key, and such keys one without a query, so
+    that every kernel takes them, and none reads or writes more. Lengths are read on the GPU alone.
+
+    Parameters
+    ----------
+    q : (total_q, nheads, head_dim)
+    packed : Packed
+    seqused_q, seqused_k : int32 (batch,), optional
+        Rows that count of every sequence; None for all.
+
+    Raises
+    ------
+    ValueError
+        For lengths of another shape or dtype, and as :func:`check_starts`.
+    """
+    if seqused_q is None and seqused_k is None:
+        return packed, 1
+    check_starts(q, packed)
+    stops = []
+    for name, starts, used in (
+        ("seqused_q", packed.cu_seqlens_q, seqused_q),
+        ("seqused_k", packed.cu_seqlens_k, seqused_k),
+    ):
+        stop = starts[1:]
+        if used is not None:
+            check_tensor(name, used, tuple(stop.shape), torch.int32, q.device, is_strided=True)
+            stop = torch.minimum(starts[:-1] + used.clamp(min=0), stop)
+        stops.append(stop)
+    stop_q, stop_k = stops
+    of_q = [packed.cu_seqlens_q[:-1]]
+    of_k = [packed.cu_seqlens_k[:-1]]
+    if seqused_q is not None:
+        of_q.append(stop_q)
+        of_k.append(stop_k)
+    if seqused_k is not None:
+        of_q.append(packed.cu_seqlens_q[1:])
+        of_k.append(stop_k)
+    starts_q, starts_k = (
+        torch.cat([torch.stack(parts, 1).flatten(), starts[-1:]])
+        for parts, starts in ((of_q, packed.cu_seqlens_q), (of_k, packed.cu_seqlens_k))
+    )
+    return packed._replace(cu_seqlens_q=starts_q, cu_seqlens_k=starts_k), len(of_q)
+
+
 def packed_of(problem: AttentionProblem) -> Packed | None:
     """Return the starts of a problem's packed sequences on a GPU; None for a problem without packed sequences."""
     if not problem.is_varlen:
@@ -111,15 +168,11 @@ def check_starts(q: torch.Tensor, packed: Packed | Paged) -> None:
     if isinstance(packed, Paged):
         check_cache(q, packed)
         return
-    for name, x in (("cu_seqlens_q", packed.cu_seqlens_q), ("cu_seqlens_k", packed.cu_seqlens_k)):
-        if x.ndim != 1 or x.dtype != torch.int32 or x.numel() < 2 or not x.is_contiguous():
-            raise ValueError(f"{name} must be int32 (batch + 1,), got {x.dtype} {tuple(x.shape)}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the GPU of q, {q.device}, got {x.device}")
     a = packed.cu_seqlens_q.numel()
     b = packed.cu_seqlens_k.numel()
-    if a != b:
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have one length, got {a} and {b}")
+    check_tensor("cu_seqlens_q", packed.cu_seqlens_q, (max(a, 2),), torch.int32, q.device)  # batch + 1
+    check_tensor("cu_seqlens_k", packed.cu_seqlens_k, (max(b, 2),), torch.int32, q.device)
+    require(a == b, f"cu_seqlens_q and cu_seqlens_k must have one length, got {a} and {b}")
 
 
 def check_cache(q: torch.Tensor, cache: Paged) -> None:
@@ -129,17 +182,31 @@ def check_cache(q: torch.Tensor, cache: Paged) -> None:
     columns = max(1, table.shape[1]) if table.ndim == 2 else 1
     wanted = {"cu_seqlens_q": (batch + 1,), "seqused_k": (batch,), "page_table": (batch, columns)}
     for name, shape in (wanted | {"first_keys": (batch,)}).items():
-        x: torch.Tensor = getattr(cache, name)
-        if x.dtype != torch.int32 or x.shape != shape or x.stride(-1) != 1 or x.device != q.device:
-            given = f"{x.dtype} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
-            raise ValueError(f"{name} must be int32 {shape}, contiguous, on {q.device}, got {given}")
+        check_tensor(name, getattr(cache, name), shape, torch.int32, q.device)
 
 
-def check_sinks(q: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    """Raise ValueError for sinks that the kernels cannot read; None passes."""
-    if sinks is None:
-        return
-    shape = (q.shape[-2],)
-    if sinks.dtype != torch.float32 or sinks.shape != shape or not sinks.is_contiguous() or sinks.device != q.device:
-        given = f"{sinks.dtype} {tuple(sinks.shape)} on {sinks.device}"
-        raise ValueError(f"sinks must be float32 {shape} (nheads,), contiguous, on {q.device}, got {given}")
+def has_schedule(cache: Paged, size: int) -> bool:
+    """Tell whether a cache comes with a schedule for its launch, whose size is ``size`` and the number of new keys."""
+    x = cache.schedule
+    if x is None or x.shape != (size + cache.new_keys,) or x.dtype != torch.int32 or not x.is_contiguous():
+        return False
+    return x.device == cache.seqused_k.device and x.data_ptr() % 16 == 0
+
+
+def check_tensor(
+    name: str,
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_strided: bool = False,
+) -> None:
+    """Raise ValueError unless a tensor has a shape and a dtype, is on a device, and its last dimension is contiguous,
+    which does not matter where it ``is_strided``.
+    """
+    is_read = is_strided or x.is_contiguous() or x.stride(-1) == 1
+    if x.dtype != dtype or tuple(x.shape) != shape or x.device != device or not is_read:
+        wanted = f"{str(dtype).removeprefix('torch.')} {shape}{'' if is_strided else ', contiguous,'} on {device}"
+        given = f"{x.dtype} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
+        raise ValueError(f"{name} must be {wanted}, got {given}")

@@ -38,11 +38,5 @@ def assembled_by_own_ptxas(kernel: Any) -> Any:
 
     Later launches cost nothing for it.
     """
-    compiled = kernel._do_compile
-
-    def by_own_ptxas(*given: Any, **named: Any) -> Any:
-        with own_ptxas():
-            return compiled(*given, **named)
-
-    kernel._do_compile = by_own_ptxas
+    kernel._do_compile = own_ptxas()(kernel._do_compile)  # a context around each call
     return kernel

@@ -23,6 +23,7 @@ from fa3_kernels.gluon.geometry import (
     visible_scores,
 )
 from fa3_kernels.gluon.output import scaled, store
+from fa3_kernels.gluon.pages import slot_shape
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
@@ -323,21 +324,9 @@ def _consume(p, WARPGROUP: gl.constexpr):
 
 @gluon.jit(
     do_not_specialize=[
-        "max_tiles",
-        "nheads",
-        "group",
-        "seqlen_q",
-        "seqlen_k",
-        "left",
-        "right",
-        "num_splits",
-        "num_rows",
-        "page_table",
-        "table_entries",
-        "page_keys",
-        "page_rows",
-        "tile_pages",
-        "sinks",
+        *("max_tiles", "nheads", "group", "seqlen_q", "seqlen_k", "left", "right", "num_splits", "num_rows"),
+        *("page_table", "table_entries", "page_keys", "page_rows", "tile_pages", "sinks"),
+        *("k_cache", "k_cache_row", "k_cache_head", "v_cache", "v_cache_row", "v_cache_head", "attention_chunk"),
     ]
 )
 def forward_fp16(
@@ -368,31 +357,41 @@ def forward_fp16(
     page_rows=None,
     tile_pages=None,
     sinks=None,
+    k_cache=None,
+    k_cache_row=None,
+    k_cache_head=None,
+    v_cache=None,
+    v_cache_row=None,
+    v_cache_head=None,
+    attention_chunk=None,
 ):
     """Run the persistent kernel; :func:`fa3_kernels.gluon.launch.forward` has the meaning of the arguments."""
     declare_stamps(VARIANT)
     if VARIANT.integer_max:
         softmax.declare_sign()
+    tile_n: gl.constexpr = slot_shape(k_desc.block_type.shape, VARIANT.page_boxes, VARIANT.qk_panels)[-2]
+    pages = (page_table, table_entries, page_keys, page_rows, tile_pages)
+    gathered = (k_cache, k_cache_row, k_cache_head, v_cache, v_cache_row, v_cache_head)
     p = program(
         (q_desc, k_desc, v_desc, out_desc),
         (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_scale),
-        serving(VARIANT, page_table, table_entries, page_keys, page_rows, tile_pages, sinks),
+        serving(VARIANT, pages, sinks, gathered, attention_chunk, tile_n),
         VARIANT,
     )
     if VARIANT.page_boxes:
         await_grid()
     if VARIANT.consumers == 1:
-        gl.warp_specialize([(_consume, (p, 0)), (produce, (p,))], [1], [VARIANT.producer_regs])
+        gl.warp_specialize([(_consume, (p, 0)), (produce, (p,))], [VARIANT.producer_warps], [VARIANT.producer_regs])
     elif VARIANT.consumers == 2:
         gl.warp_specialize(
             [(_consume, (p, 0)), (_consume, (p, 1)), (produce, (p,))],
-            [4, 1],
+            [4, VARIANT.producer_warps],
             [VARIANT.consumer_regs, VARIANT.producer_regs],
         )
     else:
         gl.warp_specialize(
             [(_consume, (p, 0)), (_consume, (p, 1)), (_consume, (p, 2)), (produce, (p,))],
-            [4, 4, 1],
+            [4, 4, VARIANT.producer_warps],
             [VARIANT.consumer_regs, VARIANT.consumer_regs, VARIANT.producer_regs],
         )

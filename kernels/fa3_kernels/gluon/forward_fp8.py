@@ -274,12 +274,8 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
         "v_batch",
         "v_head",
         "v_block",
-        "page_table",
-        "table_entries",
-        "page_keys",
-        "page_rows",
-        "tile_pages",
-        "sinks",
+        *("page_table", "table_entries", "page_keys", "page_rows", "tile_pages", "sinks"),
+        *("k_cache", "k_cache_row", "k_cache_head", "v_cache", "v_cache_row", "v_cache_head", "attention_chunk"),
     ]
 )
 def forward_fp8(
@@ -324,6 +320,13 @@ def forward_fp8(
     page_rows=None,
     tile_pages=None,
     sinks=None,
+    k_cache=None,
+    k_cache_row=None,
+    k_cache_head=None,
+    v_cache=None,
+    v_cache_row=None,
+    v_cache_head=None,
+    attention_chunk=None,
 ):
     """Run the persistent kernel; :func:`fa3_kernels.gluon.launch.forward` has the meaning of the arguments.
 
@@ -348,11 +351,13 @@ def forward_fp8(
         (v_descale, v_batch, v_head, v_block),
         (cap_factor, cap_log2),
     )
+    pages = (page_table, table_entries, page_keys, page_rows, tile_pages)
+    gathered = (k_cache, k_cache_row, k_cache_head, v_cache, v_cache_row, v_cache_head)
     p = program(
         (q_desc, k_desc, v_desc, out_desc),
         (lse_ptr, partial_ptr, sequences, stamps, schedule + gl.program_id(0) * max_tiles),
         (nheads, group, seqlen_q, seqlen_k, left, right, num_splits, num_rows, scale_log2, cap_factor),
-        serving(VARIANT, page_table, table_entries, page_keys, page_rows, tile_pages, sinks),
+        serving(VARIANT, pages, sinks, gathered, attention_chunk, tile_n),
         VARIANT,
     )
     if VARIANT.page_boxes:

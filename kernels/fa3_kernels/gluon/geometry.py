@@ -133,6 +133,14 @@ def key_blocks(p, tile):
     if p.variant.is_left_limited:
         first = gl.maximum(tile.position + offset - p.left, 0) // tile_n
         left_masked = gl.cdiv(gl.maximum(last - p.left, 0), tile_n)
+    if p.variant.is_chunked:
+        chunk = p.chunk[0]
+        of_first = gl.maximum(tile.position + offset, 0) // chunk * chunk
+        of_last = gl.maximum(last, 0) // chunk * chunk
+        stop = gl.minimum(stop, of_last + chunk)
+        unmasked = gl.minimum(unmasked, of_first + chunk)
+        first = gl.maximum(first, of_first // tile_n)
+        left_masked = gl.maximum(left_masked, gl.cdiv(of_last, tile_n))
     stop = gl.cdiv(stop, tile_n)
     if p.variant.keeps_empty:
         stop = gl.maximum(stop, first)
@@ -161,7 +169,11 @@ def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
         stop = gl.minimum(rows + (diagonal + p.right + 1), tile.seqlen_k) - first_key
     else:
         stop = rows * 0 + (tile.seqlen_k - first_key)
-    if p.variant.is_left_limited:
+    if p.variant.is_chunked:
+        of_row = gl.maximum(rows + diagonal, 0) // p.chunk[0] * p.chunk[0] - first_key
+        stop = gl.minimum(stop, of_row + p.chunk[0])
+        return softmax.visible(s, stop, gl.maximum(rows + (diagonal - p.left - first_key), of_row))
+    elif p.variant.is_left_limited:
         return softmax.visible(s, stop, rows + (diagonal - p.left - first_key))
     else:
         return softmax.visible(s, stop)

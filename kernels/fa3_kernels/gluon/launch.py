@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, Paged, check_sinks, check_starts
+from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, Paged, check_starts, check_tensor, has_schedule
 from fa3_kernels.gluon.run import Kept, Operands, PlanOnGpu
 from fa3_kernels.plan.choose import longest
 from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, shares_plans, stamps_shape
@@ -64,7 +64,7 @@ class _Family:
         """Plan a first launch, for what all launches of the family have in common."""
         self.request = request
         self.device = device
-        self.sms = num_sms(device)
+        self.sms = max(1, num_sms(device) - request.choices.sm_margin)
         first = plan_of(request, self.sms)
         self.tile_n = first.config.tile_n
         self.out_dtype = _TORCH_DTYPES[first.config.out_dtype]
@@ -73,9 +73,11 @@ class _Family:
         self.is_e4m3 = request.problem.dtype == "e4m3"
         self.is_packed = request.problem.is_varlen
         self.shares_plans = not self.is_packed and shares_plans(request)
-        # int32 counts elements of the output and partial rows, see fa3_kernels.plan.choose.check_outputs
-        of_a_row = request.problem.nheads * max(request.choices.num_splits, power_of_two(first.config.head_dim))
-        self.rows_at_most = ((1 << 31) - 1) // of_a_row  # of packed queries, of which the key says nothing
+        # int32 counts rows, and elements that threads store, see fa3_kernels.plan.choose.check_outputs
+        splits = first.config.num_splits
+        is_stored = splits > 1 or first.variant.stored_channels > 0
+        of_a_row = max(splits, power_of_two(first.config.head_dim)) if is_stored else 1
+        self.rows_at_most = ((1 << 31) - 1) // (request.problem.nheads * of_a_row)  # of queries of all sequences
         self.plans = Kept()  # by the number of keys
         self.last: tuple = (None, (), {})  # what the last launch was of, its calls and numbers
 
@@ -165,7 +167,8 @@ def _family(
     if found is None or k_shape[-3] != v_shape[-3] or q_shape[0] > found.rows_at_most:
         if packed is not None:
             check_starts(q, packed)
-        check_sinks(q, sinks)
+        if sinks is not None:
+            check_tensor("sinks", sinks, (q.shape[-2],), torch.float32, q.device)
         given = tuple(None if x is None else operand(x) for x in descales[:3])
         request = request_of(
             (operand(q), operand(k), operand(v)),
@@ -178,6 +181,9 @@ def _family(
             has_sinks=sinks is not None,
         )
         found = _Family(request, q.device)
+        rows = math.prod(q_shape[:-2])
+        if rows > found.rows_at_most:
+            raise ValueError(f"at most {found.rows_at_most} queries of so many heads and splits, got {rows}")
         if q.numel() and k.numel() and v.numel():  # the strides of an empty tensor were not checked
             _families.keep(key, found)
     return found
@@ -240,6 +246,8 @@ def forward(
         choices = choices._replace(stamps=stamps.shape[2] if stamps.ndim == 4 else 1)
     shapes = (q.shape, k.shape, v.shape)
     strides = (q.stride(), k.stride(), v.stride())
+    if not q.numel():
+        return empty_outputs(q, v, choices)
     family = _family((q, k, v), shapes, strides, semantics, choices, descales, packed, sinks)
     of_q = q.data_ptr()
     of_k = k.data_ptr()
@@ -261,6 +269,15 @@ def forward(
         return _run(family, inputs, shapes, descales, packed, sinks, stamps, needs_lse)
 
 
+def empty_outputs(q: torch.Tensor, v: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse of a launch, not filled: of one without a query or a sequence, or of a traced one."""
+    *batch, rows, nheads, _ = q.shape
+    dtype = _TORCH_DTYPES[choices.out_dtype or "bf16"] if q.dtype is torch.float8_e4m3fn else q.dtype
+    return q.new_empty((*batch, rows, nheads, v.shape[-1]), dtype=dtype), q.new_empty(
+        (*batch, nheads, rows), dtype=torch.float32
+    )
+
+
 def _run(
     family: _Family,
     inputs: Operands,
@@ -273,7 +290,7 @@ def _run(
 ) -> tuple[torch.Tensor, Any]:
     """Make the outputs and the workspace of one launch on the current device, and start its kernels.
 
-    ``shapes`` are those of q, k and v. lse is None for packed sequences unless ``needs_lse``.
+    ``shapes`` are those of q, k and v. lse is None for packed sequences unless ``needs_lse``, or a schedule is given.
     """
     device = family.device
     *batch, rows_q, nheads, _ = shapes[0]
@@ -281,6 +298,7 @@ def _run(
     dim_v = shapes[2][-1]
     lengths = (0, 0) if packed is None else packed[2:4]
     if type(packed) is Paged:
+        needs_lse = needs_lse or packed.schedule is not None  # which has no room for lse
         entries = packed.page_table.shape[1]
         lengths = (packed.max_seqlen_q, min(packed.max_seqlen_k, entries * rows_k))
         rows_k = entries
@@ -304,7 +322,12 @@ def _run(
         for name, x in factors.items():
             values[name] = x.data_ptr()
     if packed is not None:
-        kept.append(_packed_workspace(plan, packed, values, device))
+        workspace = _packed_workspace(plan, packed, values, device)
+        kept.append(workspace)
+        if type(packed) is Paged and workspace is packed.schedule:
+            calls = calls[1:]  # all but the kernel that makes the schedule
+    if plan.variant.gathered_v:
+        values["k_cache"], values["v_cache"] = inputs[1][0][0], inputs[2][0][0]
     if sinks is not None:
         values["sinks"] = sinks.data_ptr()
     if plan.config.num_splits > 1:
@@ -323,22 +346,26 @@ def _run(
 def _packed_workspace(plan: Plan, packed: Packed | Paged, values: dict[str, int], device: torch.device) -> torch.Tensor:
     """Make one tensor for lse, if the caller wants none, for four int32 per sequence and for the schedule.
 
-    Each part is aligned to 16 bytes. The addresses are put into ``values``.
+    Each part is aligned to 16 bytes. The addresses are put into ``values``. The caller's own schedule is returned if it
+    is for this launch.
     """
-    of_lse = 0 if "lse" in values else 2 * -(-values["num_rows"] // 4)  # in int64
-    of_sequences = 2 * plan.problem.batch
-    count = of_lse + of_sequences + values["ctas"] * values["width"]
-    workspace = torch.empty(count, dtype=torch.int64, device=device)
-    address = workspace.data_ptr()
-    values.setdefault("lse", address)
-    values["sequences"] = address + 8 * of_lse
-    values["schedule"] = address + 8 * (of_lse + of_sequences)
     values["cu_seqlens_q"] = packed.cu_seqlens_q.data_ptr()
     values["cu_seqlens_k"] = packed[1].data_ptr()
+    of_lse = 0 if "lse" in values else 2 * -(-values["num_rows"] // 4)  # in int64
+    workspace: torch.Tensor | None = None
     if type(packed) is Paged:
         values["page_table"] = packed.page_table.data_ptr()
         values["first_keys"] = packed.first_keys.data_ptr()
         values["table_row"] = packed.page_table.stride(0)
+        if has_schedule(packed, values["schedule_size"]):
+            workspace = packed.schedule
+    if workspace is None:
+        count = of_lse + 2 * plan.problem.batch + values["ctas"] * values["width"]
+        workspace = torch.empty(count, dtype=torch.int64, device=device)
+    address = workspace.data_ptr()
+    values.setdefault("lse", address)
+    values["sequences"] = address + 8 * of_lse
+    values["schedule"] = address + 8 * (of_lse + 2 * plan.problem.batch)
     return workspace
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from fa3_kernels.gluon.arguments import Paged, check_cache
+from fa3_kernels.gluon.arguments import Paged, check_cache, check_tensor
 from fa3_kernels.gluon.launch import operand
 from fa3_kernels.gluon.run import Kept, PlanOnGpu
 from fa3_kernels.plan.append import Append, append_call
@@ -16,12 +16,6 @@ from fa3_kernels.plan.call import Call
 from fa3_kernels.plan.request import TMA_BYTES
 
 _bound = Kept()  # by what a call depends on: the call, and its kernel once it is compiled
-
-
-def _check_integers(name: str, x: torch.Tensor, count: int, device: torch.device) -> None:
-    """Raise ValueError unless a tensor is int32 (count,), contiguous, on the device."""
-    if x.dtype != torch.int32 or x.shape != (count,) or not x.is_contiguous() or x.device != device:
-        raise ValueError(f"{name} must be int32 ({count},), contiguous, on {device}, got {x.dtype} {(*x.shape,)}")
 
 
 def _rotary_dim(q: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> int:
@@ -97,9 +91,9 @@ def append(
     if found is None:
         batch = cache.cu_seqlens_q.numel() - 1
         rotary_dim = _rotary_dim(q, cos, sin)
-        _check_integers("cu_seqlens_k_new", starts_k, batch + 1, device)
+        check_tensor("cu_seqlens_k_new", starts_k, (batch + 1,), torch.int32, device)
         if positions is not None:
-            _check_integers("rotary_seqlens", positions, batch, device)
+            check_tensor("rotary_seqlens", positions, (batch,), torch.int32, device)
         check_cache(q, cache)
         layouts = (operand(q), operand(k), operand(v), operand(k_cache), operand(v_cache))
         of = Append(*layouts, cache.page_size, batch, rotary_dim, is_interleaved, steps_queries)
@@ -129,9 +123,5 @@ def append(
         "room": entries * min(cache.page_size, k_cache.shape[1]),
         "angles": 0 if cos is None else cos.shape[0],
     }
-    if torch._C._cuda_getDevice() == device.index:
-        on_gpu.run((call,), (), values, device)
-    else:
-        with torch.cuda.device(device):
-            on_gpu.run((call,), (), values, device)
+    on_gpu.run_anywhere((call,), values, device)
     return rotated, used

@@ -9,34 +9,22 @@ from __future__ import annotations
 import torch
 
 from fa3_kernels.gluon import launch
-from fa3_kernels.gluon.arguments import Packed, check_starts
+from fa3_kernels.gluon.arguments import Packed, check_starts, check_tensor
 from fa3_kernels.gluon.run import Kept, Operands, PlanOnGpu
-from fa3_kernels.plan.backward import BackwardPlan, backward_of, backward_plan
+from fa3_kernels.plan.backward import BackwardPlan, backward_plan
 from fa3_kernels.plan.choose import longest
-from fa3_kernels.plan.families import OURS
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 
 MAX_GRID = 65535  # CUDA's limit of a grid's second and third axis: row blocks of a sequence, and sequences
-MAX_HEAD_DIM = max(backward_of(OURS).tiles)
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _Ready = tuple[BackwardPlan, PlanOnGpu]  # what launches share that differ in addresses and the number of packed rows
 _launches = Kept()
 
 
-def check_differentiable(dtype: torch.dtype, head_dim: int) -> None:
-    """Raise ValueError for operands whose gradients no kernel computes.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        Of q, k and v.
-    head_dim : int
-        The larger one of q and v.
-    """
+def check_differentiable(dtype: torch.dtype) -> None:
+    """Raise ValueError for operands of a format whose gradients no kernel computes."""
     if dtype is torch.float8_e4m3fn:
         raise ValueError("gradients are of float16 and bfloat16 operands: call under torch.no_grad() or detach them")
-    if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"gradients need head_dim of at most {MAX_HEAD_DIM}, got {head_dim}: call under no_grad()")
 
 
 def check_of_forward(
@@ -59,10 +47,7 @@ def check_of_forward(
         ("lse", lse, of_lse, torch.float32),
         ("dlse", lse if dlse is None else dlse, of_lse, torch.float32),
     ):
-        if tuple(x.shape) != shape or x.dtype != dtype or x.device != q.device:
-            raise ValueError(
-                f"{name} must be {dtype} {shape} on {q.device}, got {x.dtype} {tuple(x.shape)} on {x.device}"
-            )
+        check_tensor(name, x, shape, dtype, q.device, is_strided=True)
 
 
 def backward(
@@ -77,6 +62,7 @@ def backward(
     dlse: torch.Tensor | None = None,
     packed: Packed | None = None,
     is_deterministic: bool = False,
+    sm_margin: int = 0,
 ) -> _Gradients:
     """Run the backward kernels.
 
@@ -97,6 +83,8 @@ def backward(
     is_deterministic : bool
         Whether the parts of dQ are added in a fixed order; dK and dV always are. Its CTAs wait for each other, so all
         of them must find room on the GPU at once: a kernel of another stream may delay, but not hold them up for good.
+    sm_margin : int
+        Multiprocessors that the main kernel leaves to others.
 
     Returns
     -------
@@ -109,10 +97,13 @@ def backward(
     ValueError
         For operands the kernels do not take.
     """
-    ready = _ready((q, k, v), semantics, packed, is_deterministic)
-    plan, _ = ready
+    check_differentiable(q.dtype)
     check_of_forward(dout, out, lse, dlse, q, v)
-    if not (q.numel() and k.numel() and len(plan.schedule)):
+    if not q.numel():
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    ready = _ready((q, k, v), semantics, packed, is_deterministic, sm_margin)
+    plan, _ = ready
+    if not (k.numel() and len(plan.schedule)):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         raise ValueError("addresses of q, k and v must be multiples of 16 bytes (TMA)")
@@ -122,7 +113,9 @@ def backward(
         return _run(ready, (dout, q, k, v, out, lse), packed, dlse)
 
 
-def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool) -> _Ready:
+def _ready(
+    operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool, sm_margin: int
+) -> _Ready:
     """Look up the plan of a launch, or check and make it; ValueError for what the kernels do not take.
 
     The key leaves out the numbers of packed rows. A launch whose k and v differ in that number is therefore checked
@@ -140,6 +133,7 @@ def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is
     key = (
         semantics,
         is_deterministic,
+        sm_margin,
         q.dtype,
         k.dtype,
         v.dtype,
@@ -158,19 +152,24 @@ def _ready(operands: _Gradients, semantics: Semantics, packed: Packed | None, is
     if found is None or k.shape[-3] != v.shape[-3]:
         if packed is not None:
             check_starts(q, packed)
-        found = _planned(operands, semantics, lengths, is_deterministic)
-        if q.numel() and k.numel():  # the strides of an empty tensor were not checked
+        num_sms = max(1, launch.num_sms(q.device) - sm_margin)
+        found = _planned(operands, semantics, lengths, num_sms, is_deterministic)
+        if k.numel():  # the strides of an empty tensor were not checked
             _launches.keep(key, found)
     return found
 
 
 def _planned(
-    operands: _Gradients, semantics: Semantics, lengths: tuple[int, int, int] | None, is_deterministic: bool
+    operands: _Gradients,
+    semantics: Semantics,
+    lengths: tuple[int, int, int] | None,
+    num_sms: int,
+    is_deterministic: bool,
 ) -> _Ready:
     """Check a launch and plan it."""
     q, k, v = (launch.operand(x) for x in operands)
     problem = request_of((q, k, v), semantics, Choices(), packed=lengths).problem
-    plan = backward_plan(problem, launch.num_sms(operands[0].device), is_deterministic=is_deterministic)
+    plan = backward_plan(problem, num_sms, is_deterministic=is_deterministic)
     blocks = -(-problem.seqlen_q // plan.config.tile_m)
     if max(problem.batch, blocks) > MAX_GRID:
         raise ValueError(

@@ -38,10 +38,11 @@ def _staging(p, WARPGROUP: gl.constexpr):
 
 
 @gluon.jit
-def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Write a part of O in fp32 to the workspace of the splits, and return the rows of the splits before this one.
+def store_rows(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Write a part of O from registers, and return the rows of the splits before this one.
 
-    The workspace has rows of ROW channels; FIRST is the part's first channel.
+    A split writes fp32 to its workspace, others round to the output. Their rows have ROW channels; FIRST is the part's
+    first one.
     """
     layout: gl.constexpr = part.type.layout
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
@@ -51,7 +52,10 @@ def _store_part(p, tile, part, FIRST: gl.constexpr, ROW: gl.constexpr, WARPGROUP
     columns = gl.arange(FIRST, FIRST + channels, gl.SliceLayout(0, layout))
     first = p.partial_ptr + rows.to(gl.int64) * ROW
     offsets = gl.expand_dims(row * ROW, 1) + gl.expand_dims(columns, 0)
-    gl.store(first + offsets, part, mask=gl.expand_dims(exists, 1))
+    exists = gl.expand_dims(exists, 1)
+    if FIRST + channels > ROW:
+        exists = exists & gl.expand_dims(columns < ROW, 0)
+    gl.store(first + offsets, part.to(p.partial_ptr.dtype.element_ty), mask=exists)
     return rows
 
 
@@ -76,7 +80,7 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     """Normalise O, round it once and write it by TMA, which clips rows beyond the sequence; write lse.
 
     All threads of the warpgroup run this. A split writes fp32 and the base-2 lse to the workspace instead, straight
-    from registers.
+    from registers, and so is O written where TMA would write more heads than there are.
     """
     row_layout: gl.constexpr = row_max.type.layout
     of_a_box: gl.constexpr = p.out_desc.block_type.shape[-1]
@@ -88,8 +92,13 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
         row: gl.constexpr = power_of_two(boxes * of_a_box)
         found: gl.constexpr = groups(boxes)
         for i in gl.static_range(len(found)):
-            rows = _store_part(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)
+            rows = store_rows(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
+    elif p.variant.stored_channels:
+        of_part: gl.constexpr = groups(boxes)
+        for i in gl.static_range(len(of_part)):
+            store_rows(p, tile, o[i], of_part[i][0] * of_a_box, p.variant.stored_channels, WARPGROUP)
+        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
     else:
         buffers, number = _staging(p, WARPGROUP)
         staged = parts(buffers, number, boxes)

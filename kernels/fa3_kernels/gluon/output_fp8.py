@@ -12,7 +12,7 @@ from fa3_kernels.gluon.boxes import joined, power_of_two, slices_of
 from fa3_kernels.gluon.descale import value_descale
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
-from fa3_kernels.gluon.output import scaled, sinks_of
+from fa3_kernels.gluon.output import scaled, sinks_of, store_rows
 from fa3_kernels.gluon.v_transpose import channels_in_order
 
 
@@ -111,6 +111,10 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
         for i in gl.static_range(slices):
             gl.store(first + offsets + i * width, o[i], mask=gl.expand_dims(is_row, 1))
         gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
+    elif p.variant.stored_channels:
+        for i in gl.static_range(slices):
+            store_rows(p, tile, o[i], i * width, p.variant.stored_channels, WARPGROUP)
+        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
     else:
         where = query_coordinates(p, tile, WARPGROUP)
         staged: gl.constexpr = p.variant.staged_boxes

@@ -89,7 +89,7 @@ def _fill(
             tl.store(lse + of_head.to(tl.int64) * total_q + q_start + row, float("-inf"), mask=exists)
 
 
-@triton.jit(do_not_specialize=[*_INTEGERS, "cu_seqlens_q", "cu_seqlens_k", "first_keys"])
+@triton.jit(do_not_specialize=[*_INTEGERS, "cu_seqlens_q", "cu_seqlens_k", "first_keys", "chunk"])
 def packed_order(
     cu_seqlens_q,
     cu_seqlens_k,
@@ -122,6 +122,7 @@ def packed_order(
     first_keys=None,
     KEEPS_EMPTY: tl.constexpr = False,
     LETS_NEXT: tl.constexpr = False,
+    chunk=None,
 ):
     """Make one row of the schedule; the grid is the CTAs of the forward kernel.
 
@@ -153,6 +154,8 @@ def packed_order(
         Whether tiles that see no key are kept.
     LETS_NEXT : bool
         Whether the next grid may start at once; it then waits for this one's results itself.
+    chunk : int, optional
+        Keys of a chunk outside which a row sees nothing.
     """
     if LETS_NEXT:
         tl.inline_asm_elementwise(
@@ -241,6 +244,9 @@ def packed_order(
         last = tl.minimum((m_block + 1) * positions, own_q) - 1 + offset
         stop = tl.where(right < 0, own_k, tl.minimum(own_k, last + right + 1))
         start_key = tl.where(left < 0, 0, tl.maximum(m_block * positions + offset - left, 0))
+        if chunk is not None:
+            stop = tl.minimum(stop, tl.maximum(last, 0) // chunk * chunk + chunk)
+            start_key = tl.maximum(start_key, tl.maximum(m_block * positions + offset, 0) // chunk * chunk)
         count = tl.maximum(tl.cdiv(tl.maximum(stop, 0), tile_n) - start_key // tile_n, 0)
         size = tl.cdiv(count, num_splits)
         sees_key = (split * size < count) | KEEPS_EMPTY

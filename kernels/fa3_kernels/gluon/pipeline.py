@@ -19,7 +19,7 @@ from triton.language.core import _aggregate as aggregate
 
 from fa3_kernels.gluon.boxes import allocate_boxes, load_boxes, parts, product
 from fa3_kernels.gluon.geometry import key_blocks, query_coordinates, read_tile
-from fa3_kernels.gluon.pages import allocate_slots, first_page, load_slot, slot_shape
+from fa3_kernels.gluon.pages import allocate_slots, first_page, hold_rows, landed, load_slot, slot_shape
 from fa3_kernels.gluon.stamps import K_FREE, V_FREE, at_step, begin_stamps, stamp
 from fa3_kernels.plan import barriers
 from fa3_kernels.plan.barriers import NamedBarrier
@@ -28,6 +28,7 @@ K_EMPTY = gl.constexpr(int(NamedBarrier.K_EMPTY))
 V_EMPTY = gl.constexpr(int(NamedBarrier.V_EMPTY))
 Q_EMPTY = gl.constexpr(int(NamedBarrier.Q_EMPTY))
 TURN = gl.constexpr(int(NamedBarrier.TURN))
+first_of_ring = gluon.constexpr_function(barriers.first_of_ring)
 TURN_THREADS = gl.constexpr(barriers.TURN_THREADS)
 
 
@@ -50,13 +51,13 @@ def slot_barrier(OPERATION: gl.constexpr, FIRST: gl.constexpr, THREADS: gl.const
 @gluon.jit
 def release(p, FIRST: gl.constexpr, slot):
     """Say that this consumer thread has read a slot for the last time; run by every thread of every consumer."""
-    slot_barrier("arrive", FIRST, p.variant.slot_threads, slot)
+    slot_barrier("arrive", first_of_ring(FIRST, p.variant.stages), p.variant.slot_threads, slot)
 
 
 @gluon.jit
 def acquire(p, FIRST: gl.constexpr, slot):
     """Wait, in the producer, until every consumer thread has released a slot, so that it may be overwritten."""
-    slot_barrier("sync", FIRST, p.variant.slot_threads, slot)
+    slot_barrier("sync", first_of_ring(FIRST, p.variant.stages), p.variant.slot_threads, slot)
 
 
 @gluon.jit
@@ -92,7 +93,7 @@ class Program:
     v_desc: tma.tensor_descriptor
     out_desc: tma.tensor_descriptor
     lse_ptr: gl.tensor
-    partial_ptr: gl.tensor  # float32 (splits, rows, nheads, head_dim): used by split-KV alone
+    partial_ptr: gl.tensor  # float32 (splits, rows, nheads, head_dim) with split-KV; O where stored_channels are set
     sequences: gl.tensor  # int32 (batch, 4): q_start, seqlen_q, k_start, seqlen_k; used by varlen alone
     stamps: gl.tensor  # int32 (ctas, consumers + 1, steps, EVENTS): used by timelines alone
     tiles: gl.tensor  # pointer to this CTA's row of the schedule
@@ -108,6 +109,7 @@ class Program:
     cap_scale: gl.tensor  # takes raw scores to the argument of ex2 in the cap
     pages: gl.tuple  # see fa3_kernels.gluon.pages; empty where K and V are in no pages
     sinks: gl.tuple  # a pointer to float32 (nheads,); empty where there are none
+    chunk: gl.tuple  # the keys of a chunk; empty where rows see keys of others
     q_smem: gl.shared_memory_descriptor
     k_smem: gl.shared_memory_descriptor
     v_smem: gl.shared_memory_descriptor
@@ -135,7 +137,7 @@ class Program:
             self.scale_log2,
             self.cap_scale,
         ) = sizes
-        self.pages, self.sinks = serving
+        self.pages, self.sinks, self.chunk = serving
         self.q_smem, self.k_smem, self.v_smem, self.out_smem = buffers
         self.q_full, self.k_full, self.v_full = full
         k_block = self.k_desc.block_type.shape
@@ -146,17 +148,23 @@ class Program:
 
 
 @gluon.jit
-def serving(variant: gl.constexpr, page_table, table_entries, page_keys, page_rows, tile_pages, sinks):
-    """Return a kernel's arguments for pages and sinks as the Program holds them: two tuples, empty where there are
+def serving(variant: gl.constexpr, pages, sinks, gathered, attention_chunk, TILE_N: gl.constexpr):
+    """Return a kernel's arguments for pages, sinks and chunks as the Program holds them: tuples, empty where there are
     none.
     """
-    pages = ()
-    if variant.page_boxes:
-        pages = (page_table, table_entries, page_keys, page_rows, tile_pages)
+    of_tiles = ()
+    if variant.gathered_v:
+        rows = gl.allocate_shared_memory(gl.int32, [TILE_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        of_tiles = pages + (rows,) + gathered
+    elif variant.page_boxes:
+        of_tiles = pages
     of_heads = ()
     if variant.has_sinks:
         of_heads = (sinks,)
-    return pages, of_heads
+    of_rows = ()
+    if variant.is_chunked:
+        of_rows = (attention_chunk,)
+    return of_tiles, of_heads, of_rows
 
 
 @gluon.jit
@@ -252,7 +260,8 @@ def load_keys(
     if step >= p.variant.stages:
         acquire(p, EMPTY, slot)
     stamp(p, FREE)
-    load_slot(p, tile, row, page, ((desc, full.index(slot), smem),), slot, ((BOXES, PANELS),))
+    of_v: gl.constexpr = FREE == V_FREE
+    load_slot(p, tile, row, page, ((desc, full.index(slot), smem),), slot, ((BOXES, PANELS),), of_v)
     stamp(p, FREE + 1)
 
 
@@ -264,6 +273,7 @@ def produce(p):
     that no load waits for them.
     """
     tile_n: gl.constexpr = p.tile_n
+    lag: gl.constexpr = p.variant.stages // 2 - 1  # steps after which a gathered slot is said to be full
     number = 0
     step = 0
     begin_stamps(p, p.variant.consumers)
@@ -281,7 +291,17 @@ def produce(p):
             at_step(p, step)
             k = (p.k_desc, p.k_smem, p.k_full)
             v = (p.v_desc, p.v_smem, p.v_full)
+            hold_rows(p, page)
             load_keys(p, tile, row, page, k, K_EMPTY, step, K_FREE, p.variant.qk_boxes, p.variant.qk_panels)
+            if j > lag:
+                landed(p, p.v_full, step - 1 - lag, 2 * lag + 1)
             load_keys(p, tile, row, page, v, V_EMPTY, step, V_FREE, p.variant.v_boxes, p.variant.v_panels)
+            if j >= lag:
+                landed(p, p.k_full, step - lag, 2 * lag + 1)
             step += 1
+        for _i in gl.static_range(lag):
+            if blocks.stop - blocks.first > 1:
+                landed(p, p.v_full, step - 2, 2)
+            landed(p, p.k_full, step - 1, 1)
+        landed(p, p.v_full, step - 1, 0)
         number += 1

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa3_kernels.gluon.descale import load_factors, store_factors
 from fa3_kernels.gluon.geometry import key_blocks, matrix, read_tile
-from fa3_kernels.gluon.pages import first_page, load_slot
+from fa3_kernels.gluon.pages import first_page, hold_rows, landed, load_slot
 from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     V_EMPTY,
@@ -41,18 +41,23 @@ def _load_block(p, x, tile, block, factors, page, step):
     k = (p.k_desc, p.k_full.index(slot), p.k_smem)
     v = (p.v_desc, p.v_full.index(slot), p.v_smem)
     sizes: gl.constexpr = ((p.variant.qk_boxes, p.variant.qk_panels), (p.variant.v_boxes, p.variant.v_panels))
+    hold_rows(p, page)
     load_slot(p, tile, row, page, (k, v), slot, sizes)
     stamp(p, K_ISSUED)
 
 
 @gluon.jit
-def _transpose_block(p, x, step):
+def _transpose_block(p, x, step, LATER: gl.constexpr):
     """Transpose V of a step into its slot of V^T, once V has arrived and the consumers have released that slot.
+
+    LATER says how many operands of later steps are being loaded.
 
     The fence makes what was written visible to wgmma before ``vt_full`` lets the consumers read it.
     """
     slot = step % p.variant.stages
     at_step(p, step)
+    landed(p, p.k_full, step, LATER)
+    landed(p, p.v_full, step, LATER)
     mbarrier.wait(p.v_full.index(slot), phase(step, p.variant.stages))
     if step >= p.variant.stages:
         acquire(p, V_EMPTY, slot)
@@ -86,7 +91,7 @@ def produce_fp8(p, x):
         next_factors = load_factors(p, x, tile, last, last)
         if p.variant.query_slots == 1:  # noqa: SIM102 (one at compile time, one at run time)
             if pending > 0:
-                _transpose_block(p, x, step - 1)
+                _transpose_block(p, x, step - 1, 0)
                 pending = 0
         load_queries(p, tile, number)
         next_page = first_page(p, tile, last * p.tile_n)
@@ -97,9 +102,9 @@ def produce_fp8(p, x):
             next_page = first_page(p, tile, (last - j) * p.tile_n)
             _load_block(p, x, tile, blocks.stop - j, factors, page, step)
             if pending > 0:
-                _transpose_block(p, x, step - 1)
+                _transpose_block(p, x, step - 1, 2)
             pending = 1
             step += 1
         number += 1
     if pending > 0:
-        _transpose_block(p, x, step - 1)
+        _transpose_block(p, x, step - 1, 0)

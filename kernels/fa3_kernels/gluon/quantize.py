@@ -33,6 +33,7 @@ from fa3_kernels.plan.quantizer import (
     tile_form,
     tile_rows,
 )
+from fa3_reference.rules import require
 from fa3_reference.scales import SHARING
 
 MEAN_WARPS = 4
@@ -86,8 +87,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: tuple,
         ),
     )
     for ok, rule in rules:
-        if not ok:
-            raise ValueError(rule)
+        require(ok, rule)
     for x in cu_seqlens if is_packed else ():
         if x.dtype != torch.int32 or x.device != q.device or x.dim() != 1 or x.numel() != cu_seqlens[0].numel():
             raise ValueError(f"cu_seqlens must be int32 (batch + 1,) beside q, got {x.dtype} {tuple(x.shape)}")

@@ -49,11 +49,14 @@ Operands = tuple[tuple[Key, torch.Tensor], ...]  # in the order of a call's view
 
 
 @dataclass(frozen=True, slots=True)
-class _Typed:
-    """Stands for a tensor when Triton compiles: the type of its elements and its address are all that it reads."""
+class FakeTensor:
+    """Stands for a tensor when Triton compiles: the type of its elements and its address are all that it reads.
 
-    dtype: torch.dtype
-    address: int
+    An address of 0 is as aligned as those of tensors that a kernel copies by TMA.
+    """
+
+    dtype: Any
+    address: int = 0
 
     def data_ptr(self) -> int:
         return self.address
@@ -168,6 +171,14 @@ class PlanOnGpu:
         self.stream = torch.cuda.current_stream(device).cuda_stream  # on which the tables were made
         self.bound: dict[str, BoundCall] = {}
 
+    def run_anywhere(self, calls: tuple[Call, ...], values: Mapping[str, int], device: torch.device) -> None:
+        """Start kernels that take no descriptors as :meth:`run` does, whichever device is the current one."""
+        if torch._C._cuda_getDevice() == device.index:
+            self.run(calls, (), values, device)
+        else:
+            with torch.cuda.device(device):
+                self.run(calls, (), values, device)
+
     def run(self, calls: tuple[Call, ...], operands: Operands, values: Mapping[str, int], device: torch.device) -> None:
         """Start the kernels of a launch on the current stream; ``values`` are what the launches of a plan do not
         share.
@@ -200,7 +211,7 @@ def compile_call(call: Call, operands: Operands, values: Mapping[str, int]) -> L
         if isinstance(argument, View | Block):
             return descriptor(argument, next(tensors))
         if isinstance(argument, Pointer):
-            return _Typed(getattr(torch, argument.dtype), values[argument.name])
+            return FakeTensor(getattr(torch, argument.dtype), values[argument.name])
         return argument
 
     with surplus_barriers.left_out(), own_ptxas():

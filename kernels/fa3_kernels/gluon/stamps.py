@@ -2,7 +2,7 @@
 
 The kernels call these functions where an event may be stamped. A stamp is two instructions: a clock read, and a store
 by the first thread of an actor. The address of the next stamps is kept in PTX registers that are declared once, at the
-head of the kernel. :mod:`fa3_kernels.plan.stamps` says what the events mean and reads the array.
+head of the kernel. :mod:`fa3_kernels.plan.stamps` says what the events mean.
 """
 
 from triton.experimental import gluon

@@ -20,10 +20,10 @@ class NamedBarrier(IntEnum):
     DEFAULT_PARTITION = 0
     WORKER_SWITCH = 1
     WORKER_PARTITION = 2  # 3 ids: a kernel has at most three partitions besides the default one
-    K_EMPTY = 5  # 2 slots
-    V_EMPTY = 7  # 2 slots; in e4m3 kernels those of transposed V
+    K_EMPTY = 5  # as many slots as stages
+    V_EMPTY = 7  # as many; in e4m3 kernels those of transposed V
     Q_EMPTY = 9  # 2 slots
-    TURN = 11  # 3 consumer warpgroups
+    TURN = 11  # 3 consumer warpgroups; a single one, which alone may have up to 4 stages, takes no turns
 
 
 class BackwardBarrier(IntEnum):
@@ -36,6 +36,15 @@ class BackwardBarrier(IntEnum):
     KV_EMPTY = 13
     EXCHANGE = 14
     SCORES_READY = 15
+
+
+def first_of_ring(first: int, stages: int) -> int:
+    """Return the first id of a ring of the forward where K and V have ``stages`` slots; as listed, they have two.
+
+    >>> [first_of_ring(owner, 4) for owner in (NamedBarrier.K_EMPTY, NamedBarrier.V_EMPTY, NamedBarrier.Q_EMPTY)]
+    [5, 9, 13]
+    """
+    return NamedBarrier.K_EMPTY + (first - NamedBarrier.K_EMPTY) // 2 * stages
 
 
 def slot_threads(num_consumer_warpgroups: int, producer_warps: int = 1) -> int:

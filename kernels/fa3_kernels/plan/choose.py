@@ -22,6 +22,7 @@ from fa3_reference.problem import AttentionProblem
 MAX_SPLITS = 128
 COMBINE_COST = 5.0  # of a second launch, in key blocks, which take about 1.1 us where few CTAs run; assumed
 SPLIT_COST = 0.2  # of one more part, in key blocks; measured on an H200: 32 more take 5 us, 3 us where keys are long
+MERGED_BYTES = 4e6  # of partial results that are written and read in the time of a key block, at 3.6 TB/s
 H200_SMS = 132
 SMEM_BYTES = 232448  # of a CTA (CUDA programming guide, compute capability 9.0)
 SMEM_OVERHEAD_BYTES = 512  # mbarriers and arguments of the partitions: 188 to 384 in the shipped kernels (audit.json)
@@ -72,7 +73,9 @@ def choose_pack_gqa(problem: AttentionProblem, config: Config) -> bool:
     return packed < plain
 
 
-def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = H200_SMS) -> int:
+def choose_num_splits(
+    problem: AttentionProblem, config: Config, num_sms: int = H200_SMS, merged_bytes: float = MERGED_BYTES
+) -> int:
     """Return the number of splits with the shortest estimated time on ``num_sms`` CTAs, the fewest of equal ones.
 
     >>> problem = AttentionProblem(1, 8, 8, 1, 65536, 128)
@@ -82,10 +85,12 @@ def choose_num_splits(problem: AttentionProblem, config: Config, num_sms: int = 
     shape = shape_of(problem, pack_gqa=config.pack_gqa)
     tiles = count_items(shape, config.tile_m)
     blocks = -(-max(shape.seqlens_k) // config.tile_n)
+    rows = sum(shape.seqlens_q) * problem.nheads
+    of_part = SPLIT_COST + 8 * rows * config.head_dim_v / merged_bytes  # 4 bytes are written and read again
 
     def time(splits: int) -> float:
         waves = -(-tiles * splits // num_sms)
-        return waves * (-(-blocks // splits) + TILE_COST) + (COMBINE_COST + SPLIT_COST * splits if splits > 1 else 0)
+        return waves * (-(-blocks // splits) + TILE_COST) + (COMBINE_COST + of_part * splits if splits > 1 else 0)
 
     return min(range(1, max(1, min(blocks, MAX_SPLITS)) + 1), key=time)
 
@@ -112,15 +117,6 @@ def check_tile(config: Config) -> None:
     )
 
 
-def check_packing(problem: AttentionProblem, pack_gqa: bool | None) -> None:
-    """Raise ValueError if a caller asks for packed heads and they cannot be packed; None and False never raise."""
-    require(
-        not pack_gqa or problem.group == 1 or can_pack(problem),
-        "pack_gqa takes groups of at most 64 heads, and powers of two over packed sequences and pages, "
-        f"got {problem.nheads} heads on {problem.nheads_kv}",
-    )
-
-
 def check_head_dims(problem: AttentionProblem) -> None:
     """Raise ValueError for a head_dim whose rows TMA cannot copy."""
     multiple = 16 if problem.dtype == "e4m3" else 8
@@ -130,17 +126,23 @@ def check_head_dims(problem: AttentionProblem) -> None:
 
 
 def check_outputs(rows: int, head_dim: int, num_splits: int) -> None:
-    """Raise ValueError if int32 cannot count the elements of the output, as compiled, or the partial rows of splits."""
-    if rows * max(num_splits, head_dim) >= INDICES:
-        raise ValueError(
-            f"at most 2^31 output elements and partial rows, got {rows} rows of {head_dim} and {num_splits} splits"
-        )
+    """Raise ValueError if int32 cannot count the rows of the output, or what threads store themselves.
+
+    That is with splits, whose partial rows and their elements are counted. Otherwise TMA stores O, and ``head_dim`` may
+    be 1.
+    """
+    require(
+        rows * (max(num_splits, head_dim) if num_splits > 1 else 1) < INDICES,
+        "at most 2^31 rows of output, or elements and rows of splits, "
+        f"got {rows} rows of {head_dim} and {num_splits} splits",
+    )
 
 
 def check_sizes(problem: AttentionProblem, num_splits: int = 1) -> None:
     """Raise ValueError for a problem that is larger than a launch of our kernels counts.
 
-    int32 counts the rows of the output times its channels, and the keys; an entry of the schedule holds a tile's place.
+    int32 counts the rows of the output, with splits their elements too, and the keys; an entry of the schedule holds a
+    tile's place.
     """
     rows = problem.batch * problem.seqlen_q if problem.seqlens_q is None else sum(problem.seqlens_q)
     keys = problem.seqlen_k if problem.seqlens_k is None else sum(problem.seqlens_k)
@@ -160,7 +162,7 @@ def check_lockstep(
             f"one head_dim in (64, 128], got {problem.head_dim} and {problem.head_dim_v}",
         ),
         (
-            not problem.is_varlen and problem.window == (-1, -1) and problem.softcap == 0,
+            not problem.is_varlen and not problem.is_windowed and problem.softcap == 0,
             "dense or causal problems without varlen, window and softcap",
         ),
         (
@@ -195,7 +197,8 @@ def config_of(
     num_splits : int
         0 lets :func:`choose_num_splits` decide.
     pack_gqa : bool, optional
-        :func:`choose_pack_gqa` decides by default.
+        :func:`choose_pack_gqa` decides by default. Groups of more than 64 heads are never packed, which no bit of a
+        launch with the same splits depends on.
     pingpong : bool, optional
         As ships by default.
     intra_wg_overlap : bool
@@ -223,8 +226,7 @@ def config_of(
     if not warp_specialize:
         check_lockstep(problem, num_splits, pack_gqa, tile)
         return replace(config, warp_specialized=False, pingpong=False)
-    check_packing(problem, pack_gqa)
-    pack = choose_pack_gqa(problem, config) if pack_gqa is None else pack_gqa and problem.group > 1
+    pack = choose_pack_gqa(problem, config) if pack_gqa is None else pack_gqa and can_pack(problem)
     config = replace(config, pack_gqa=pack)
     require(num_splits >= 0, f"num_splits must be 0 (chosen from the shape) or positive, got {num_splits}")
     return replace(config, num_splits=num_splits or choose_num_splits(problem, config, num_sms))
@@ -234,14 +236,18 @@ def over_cache(problem: AttentionProblem, config: Config) -> Config:
     """Return the configuration for a launch over a cache.
 
     Where the queries of a sequence have no more rows than one warpgroup, as in steps of decoding, tiles are of one
-    warpgroup. A second one would multiply empty rows, and a block would take twice as long.
+    warpgroup. A second one would multiply empty rows, and a block would take twice as long. K and V have more stages
+    where rows are short, so that as many bytes are on their way as with long ones.
 
     >>> step = AttentionProblem(8, 32, 8, 1, 1024, 128)
     >>> over_cache(step, config_of(step)).tile_m
     64
     """
     rows = problem.seqlen_q * (power_of_two(problem.group) if config.pack_gqa else 1)
-    return config if rows > WARPGROUP_ROWS else replace(config, tile_m=WARPGROUP_ROWS, pingpong=False)
+    if rows > WARPGROUP_ROWS:
+        return config
+    stages = 4 if config.head_dim <= 64 and not config.is_fp8 else config.num_stages
+    return replace(config, tile_m=WARPGROUP_ROWS, pingpong=False, num_stages=stages)
 
 
 def is_launchable(problem: AttentionProblem, config: Config) -> bool:
@@ -256,6 +262,7 @@ def is_launchable(problem: AttentionProblem, config: Config) -> bool:
     """
     c = config
     choices: dict[str, Any] = {"promotion_interval": c.promotion_interval, "out_dtype": c.out_dtype} if c.is_fp8 else {}
+    is_narrow = problem.cache is not None and c.tile_m == WARPGROUP_ROWS  # such tiles are taken over caches alone
     try:
         check_sizes(problem, c.num_splits)
         launched = config_of(
@@ -264,9 +271,10 @@ def is_launchable(problem: AttentionProblem, config: Config) -> bool:
             pack_gqa=c.pack_gqa,
             pingpong=c.pingpong,
             intra_wg_overlap=c.intra_wg_overlap,
-            tile=(c.tile_m, c.tile_n),
+            tile=None if is_narrow else (c.tile_m, c.tile_n),
             **choices,
         )
+        launched = over_cache(without_lengths(problem), launched) if is_narrow else launched
         same = {} if c.traits.is_built_here else {"family": OURS, "head_dim": launched.head_dim}
         return replace(c, integer_max=None, **same) == launched
     except ValueError:

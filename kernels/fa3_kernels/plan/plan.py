@@ -10,6 +10,7 @@ name; who runs a call puts in numbers and addresses.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from fa3_kernels.plan.call import Call, LaunchNumber, Pointer, View
 from fa3_kernels.plan.choose import over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
-from fa3_kernels.plan.packed_order import MAX_SORTED, PackedOrder
+from fa3_kernels.plan.packed_order import CHUNK, MAX_SORTED, PackedOrder, order_of
 from fa3_kernels.plan.request import ONE_BLOCK, Request
 from fa3_kernels.plan.stamps import COLUMNS
 from fa3_kernels.plan.tile_order import L2_BYTES, Shape, count_items, shape_of, static_schedule
@@ -31,6 +32,7 @@ LOG2_E = 1.4426950408889634
 MIN_NORMAL = 2.0**-126
 COMBINE_ROWS = 4
 COMBINED_AT_ONCE = (8, 16)  # parts that are copied together; 16 at a time make two parts half a microsecond slower
+SCHEDULE_KINDS = 1024  # int32 by which the sizes of schedules for unlike launches differ at most
 LOCKSTEP_TILE = 128  # rows and keys of the kernel of the ablation
 TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
 
@@ -64,7 +66,7 @@ def shares_plans(request: Request) -> bool:
     """
     problem = request.problem
     is_one_tile = problem.seqlen_q * problem.group <= WARPGROUP_ROWS
-    return is_one_tile and problem.window == (-1, -1) and not any(request.descale_blocks)
+    return is_one_tile and not problem.is_windowed and not any(request.descale_blocks)
 
 
 def shared_keys(request: Request, seqlen_k: int, tile_n: int) -> int:
@@ -96,11 +98,13 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
 def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -> Call:
     """Return the call of the forward kernel."""
     problem = request.problem
+    dtype = TORCH_NAMES[config.dtype]
     is_split = config.num_splits > 1
+    stored = Pointer("out", TORCH_NAMES[config.out_dtype]) if variant.stored_channels else Pointer("lse", "float32")
     arguments: tuple[Any, ...] = (
         *_views(config, variant, problem),
         Pointer("partial_lse" if is_split else "lse", "float32"),
-        Pointer("partial" if is_split else "lse", "float32"),
+        Pointer("partial", "float32") if is_split else stored,
         Pointer("sequences", "int32"),
         Pointer("stamps" if variant.stamps else "sequences", "int32"),
         Pointer("schedule", "int64"),
@@ -128,11 +132,18 @@ def _forward(request: Request, config: Config, variant: Variant, shape: Shape) -
     options = {"num_warps": 4, "maxnreg": variant.entry_regs, "enable_fp_fusion": False}
     arguments += (*numbers, *factors, variant)
     pages = request.pages
+    of_pages: tuple[Any, ...] = (None,) * 5
     if pages:
-        arguments += (Pointer("page_table", "int32"), LaunchNumber("table_row"), *pages, variant.page_boxes)
+        of_pages = (Pointer("page_table", "int32"), LaunchNumber("table_row"), *pages[:2], variant.page_boxes)
         options["launch_pdl"] = True
-    if request.has_sinks:
-        arguments += (*(() if pages else (None,) * 5), Pointer("sinks", "float32"))
+    gathered = (
+        (Pointer("k_cache", dtype), *pages.of_k, Pointer("v_cache", dtype), *pages.of_v)
+        if pages and variant.gathered_v
+        else (None,) * 6
+    )
+    arguments += (*of_pages, Pointer("sinks", "float32") if request.has_sinks else None, *gathered, shape.chunk or None)
+    while arguments[-1] is None:  # as the kernels have it by default
+        arguments = arguments[:-1]
     return Call(kernel, arguments, (LaunchNumber("ctas"),), options)
 
 
@@ -165,11 +176,12 @@ def _packed_order(problem: AttentionProblem, config: Config, order: PackedOrder,
         L2_BYTES,
         problem.batch <= MAX_SORTED,
         LaunchNumber("entries"),
-        32,
+        CHUNK,
         power_of_two(problem.head_dim_v),
     )
-    if order.keeps_empty:
-        arguments += (Pointer("first_keys", "int32") if is_paged else None, True, is_paged)
+    if order.keeps_empty or order.chunk:
+        arguments += (Pointer("first_keys", "int32") if is_paged else None, order.keeps_empty, is_paged)
+    arguments += (order.chunk,) if order.chunk else ()
     return Call("packed_order", arguments, (LaunchNumber("ctas"),), {"num_warps": 4})
 
 
@@ -247,8 +259,8 @@ class Plan:
         What a launch starts, in order. Empty where no tile sees a key.
     numbers : dict of str to int
         The values of :class:`LaunchNumber` that all launches of the plan share; empty for packed sequences.
-    orders : (PackedOrder, PackedOrder), optional
-        How packed sequences may be cut into units of work: of one tile, or of two. None for others.
+    in_ones : PackedOrder, optional
+        How packed sequences are cut into units of work of one tile. None for others.
     """
 
     request: Request
@@ -260,7 +272,7 @@ class Plan:
     num_sms: int
     kernels: tuple[Call, ...]
     numbers: dict[str, int]
-    orders: tuple[PackedOrder, PackedOrder] | None
+    in_ones: PackedOrder | None
 
     def launch(self, rows_q: int, rows_k: int, longest: tuple[int, int]) -> tuple[tuple[Call, ...], dict[str, int]]:
         """Return the calls of a launch, in order, and the numbers in them that are its own.
@@ -272,8 +284,11 @@ class Plan:
             pages a sequence may have.
         longest : (int, int)
             Longest queries and keys of packed sequences; not read for others.
+
+        Among the numbers of a launch over a cache is ``schedule_size``: how many int32 a schedule has that is made in
+        front of it. It differs where the launches do, so that none is read by a launch that it is not for.
         """
-        if not self.orders:
+        if not self.in_ones:
             return self.kernels, {"rows_k": rows_k}
         longest_q, longest_k = longest
         order, (ctas, width) = self.order(rows_q, longest_q)
@@ -291,17 +306,15 @@ class Plan:
             "entries": min(256, 1 << (width - 2).bit_length()) if width > 2 else 2,
             "table_row": rows_k,  # entries of a row of a page table, where no others lie between
         }
+        if self.request.pages:
+            of_launch = zlib.crc32(repr((order, longest_k)).encode()) % SCHEDULE_KINDS
+            numbers["schedule_size"] = 4 * self.problem.batch + 2 * ctas * width + of_launch
         return self.kernels if rows_k else self.kernels[2:], numbers  # without a key only parts are merged
 
     def order(self, rows_q: int, longest_q: int) -> tuple[PackedOrder, tuple[int, int]]:
         """Return how packed sequences are cut into tiles, and the CTAs and entries of their schedule."""
-        assert self.orders is not None
-        batch = self.problem.batch
-        (one, two) = self.orders
-        units = one.units_at_most(batch, rows_q, longest_q)
-        if one.pays_in_pairs(units, self.num_sms):
-            return two, two.table_shape(two.units_at_most(batch, rows_q, longest_q), self.num_sms)
-        return one, one.table_shape(units, self.num_sms)
+        assert self.in_ones is not None
+        return self.in_ones.of_launch(self.problem.batch, rows_q, longest_q, self.num_sms)
 
     def calls(self, rows_q: int, rows_k: int, longest: tuple[int, int] = (0, 0)) -> tuple[Call, ...]:
         """Return the calls of a launch with its own numbers in them, see :meth:`launch`."""
@@ -329,7 +342,7 @@ def plan_of(request: Request, num_sms: int) -> Plan:
         problem,
         shape,
         block_descales=request.block_descales,
-        page_boxes=request.pages.boxes(config.tile_n) if request.pages else 0,
+        pages=request.pages,
         has_sinks=request.has_sinks,
     )
     if choices.stamps:
@@ -342,21 +355,9 @@ def plan_of(request: Request, num_sms: int) -> Plan:
     tables: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {}
     is_complete = config.num_splits == 1 or variant.keeps_empty
-    orders = None
+    one = None
     if problem.is_varlen:
-        one = PackedOrder(
-            1,
-            variant.tile_positions,
-            config.tile_n,
-            shape.tile_heads,
-            1 if shape.pack_gqa else shape.group,
-            shape.left,
-            shape.right,
-            config.num_splits,
-            config.head_dim,
-            variant.keeps_empty,
-        )
-        orders = (one, one._replace(tiles_per_unit=2))
+        one = order_of(shape, config, keeps_empty=variant.keeps_empty)
         kernels = (_packed_order(problem, config, one, is_paged=request.pages is not None), *kernels)
     else:
         table = static_schedule(shape, num_sms, tile_m=config.tile_m, tile_n=config.tile_n, head_dim=config.head_dim)
@@ -369,7 +370,7 @@ def plan_of(request: Request, num_sms: int) -> Plan:
         kernels = kernels if len(table) else ()
     if config.num_splits > 1:
         kernels += (_combine(problem, config, is_paged=request.pages is not None),)
-    return Plan(request, problem, config, variant, tables, is_complete, num_sms, kernels, numbers, orders)
+    return Plan(request, problem, config, variant, tables, is_complete, num_sms, kernels, numbers, one)
 
 
 def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:

@@ -1,6 +1,7 @@
 """The request of a caller: operands, semantics and choices, checked once, here.
 
 :mod:`fa3_kernels.gluon.launch` makes a request of every new kind of call, and :mod:`fa3_kernels.plan.plan` plans it.
+:func:`request_for` makes that of a problem without tensors, for the audit and the simulator.
 The problem checks its sizes (:mod:`fa3_reference.problem`), and the configuration the choices. The checks here read
 shapes, strides and dtypes alone, so they hold for tensors of any library, and for those that stand for tensors while a
 graph is traced.
@@ -9,8 +10,10 @@ graph is traced.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
+from fa3_kernels.plan.call import Pages
 from fa3_kernels.plan.choose import check_outputs, config_of, without_lengths
 from fa3_kernels.plan.config import Config, OutDtype, require
 from fa3_reference.problem import AttentionProblem, Dtype
@@ -20,10 +23,10 @@ DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "e4m3",
 }  # by numpy's and torch's names
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 TMA_BYTES = 16  # addresses and outer strides must be multiples of it
 ONE_BLOCK = 1 << 30  # rows per block of a descale that holds for a whole sequence
 ONE_PAGE = 1 << 30  # keys of a page that holds a whole sequence, in a cache without a page table
-PAGE_ROWS = 8  # a page must be a multiple of it: so many rows lie together in the swizzled layout
 MAX_CACHE_ROWS = 0x7FFF0000  # that coordinates of the ragged view can name
 
 
@@ -46,11 +49,12 @@ class Semantics(NamedTuple):
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
     softmax_scale: float | None = None
+    attention_chunk: int = 0
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> Semantics:
         """Return the semantics of a problem."""
-        return cls(problem.causal, problem.window, problem.softcap, problem.softmax_scale)
+        return cls(problem.causal, problem.window, problem.softcap, problem.softmax_scale, problem.attention_chunk)
 
 
 class Choices(NamedTuple):
@@ -77,8 +81,12 @@ class Choices(NamedTuple):
         smaller tile; 0 chains through the 13-bit accumulator.
     out_dtype : {"bf16", "fp16"}, optional
         e4m3 only: bf16 by default.
+    gathers_pages : bool
+        Copy pages row by row even where TMA could copy them: keys may then begin inside a page.
     stamps : int
         Steps per CTA of which an instrumented kernel keeps a timeline (:mod:`fa3_kernels.plan.stamps`).
+    sm_margin : int
+        Multiprocessors that the launch leaves to others. Bits depend on it where ``num_splits`` is 0.
     """
 
     num_splits: int = 1
@@ -89,7 +97,9 @@ class Choices(NamedTuple):
     tile: tuple[int, int] | None = None
     promotion_interval: int | None = None
     out_dtype: OutDtype | None = None
+    gathers_pages: bool = False
     stamps: int = 0
+    sm_margin: int = 0
 
     def config(self, problem: AttentionProblem, num_sms: int) -> Config:
         """Return the configuration of the kernel; ValueError for a choice that no kernel is compiled for."""
@@ -101,7 +111,8 @@ class Choices(NamedTuple):
         ValueError for a choice of e4m3 kernels with other operands.
         """
         keywords = self._asdict()
-        del keywords["stamps"]
+        del keywords["stamps"], keywords["gathers_pages"], keywords["sm_margin"]
+        require(self.sm_margin >= 0, f"sm_margin must be >= 0, got {self.sm_margin}")
         for_e4m3 = {name: keywords.pop(name) for name in ("promotion_interval", "out_dtype")}
         given = {name: value for name, value in for_e4m3.items() if value is not None}
         require(not given or dtype == "e4m3", f"{' and '.join(given)} is for e4m3 operands, got dtype {dtype}")
@@ -113,21 +124,6 @@ class DescaleLayout(NamedTuple):
 
     strides: tuple[int, int, int]
     repeats: tuple[int, int]  # how often heads and blocks of the caller's tensor are repeated for the kernel
-
-
-class Pages(NamedTuple):
-    """Says how K and V lie in a cache: keys of a page, and rows from one page to the next."""
-
-    keys: int
-    rows: int
-
-    def boxes(self, tile_n: int) -> int:
-        """Return how many pages a key tile lies in.
-
-        >>> Pages(16, 16).boxes(128), Pages(256, 256).boxes(128)
-        (8, 1)
-        """
-        return max(1, tile_n // self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +204,7 @@ def pages_of(k: TensorLayout, v: TensorLayout, keys: int) -> Pages:
         f"{v.strides}",
     )
     require(k.shape[0] * rows < MAX_CACHE_ROWS, f"a cache may have {MAX_CACHE_ROWS} rows, got {k.shape[0]} x {rows}")
-    return Pages(keys, rows)
-
-
-def check_pages(keys: int, tile_n: int, blocks: tuple[int, int, int] = (0, 0, 0)) -> None:
-    """Raise ValueError for pages that TMA cannot put together into a tile of keys, and for descales by block."""
-    fits = keys > 0 and keys % PAGE_ROWS == 0 and (keys % tile_n == 0 or tile_n % keys == 0)
-    require(
-        fits,
-        f"page_size must be a multiple of {PAGE_ROWS} that divides {tile_n}, the keys of a tile, or a multiple of "
-        f"{tile_n}, got {keys}",
-    )
-    require(not any(blocks), f"descales of a cache are per sequence and head, got descale_blocks {blocks}")
+    return Pages(keys, rows, k.strides[1:3], v.strides[1:3])
 
 
 def request_of(
@@ -273,12 +258,59 @@ def request_of(
     require(packed is not None or not (page_size or has_sinks), "pages and sinks are for packed queries")
     pages = None
     if page_size:
-        pages = pages_of(k, v, page_size)
-        check_pages(page_size, config.tile_n, descale_blocks)
+        pages = pages_of(k, v, page_size)._replace(gathers=choices.gathers_pages)
+        require(
+            not any(descale_blocks),
+            f"descales of a cache are per sequence and head, got descale_blocks {descale_blocks}",
+        )
     require(choices.warp_specialize or not choices.stamps, "stamps are taken by warp-specialised kernels alone")
     rows = problem.nheads * (q.shape[0] if packed else problem.batch * problem.seqlen_q)
     check_outputs(rows, config.head_dim, choices.num_splits)
     return Request(problem, choices, layouts, descale_blocks, pages, has_sinks)
+
+
+def contiguous(shape: tuple[int, ...], dtype: str) -> TensorLayout:
+    """Return the layout of a contiguous tensor on a GPU."""
+    strides = (prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
+    return TensorLayout(shape, tuple(strides), dtype, "cuda:0")
+
+
+def tensor_shapes(problem: AttentionProblem) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of q, k, v and out by name; a cache has as many pages, or rows, as the longest sequences
+    need.
+    """
+    shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "out": problem.out_shape}
+    if problem.cache is None:
+        return shapes
+    size = problem.cache.page_size or max(1, problem.seqlen_k)
+    cache = (problem.batch * max(1, -(-problem.seqlen_k // size)), size, problem.nheads_kv)
+    return shapes | {"k": (*cache, problem.head_dim), "v": (*cache, problem.head_dim_v)}
+
+
+def request_for(
+    problem: AttentionProblem, choices: Choices, descale_blocks: tuple[int, int, int] | None = None
+) -> Request:
+    """Return the checked request of a call of a problem, with contiguous operands.
+
+    ``descale_blocks`` None is a call without descales. ValueError as of :func:`request_of`.
+    """
+    lengths = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
+    descales: tuple[TensorLayout | None, ...] = (None, None, None)
+    if descale_blocks is not None:
+        heads = (problem.nheads, problem.nheads_kv, problem.nheads_kv)
+        counts = [max(1, -(-n // rows)) if rows else 1 for n, rows in zip(lengths, descale_blocks, strict=True)]
+        descales = tuple(contiguous((problem.batch, h, n), "float32") for h, n in zip(heads, counts, strict=True))
+    shapes = tensor_shapes(problem)
+    return request_of(
+        tuple(contiguous(shapes[name], NAMES[problem.dtype]) for name in "qkv"),
+        Semantics.of(problem),
+        choices,
+        descales=descales,
+        descale_blocks=descale_blocks or (0, 0, 0),
+        packed=(problem.batch, *lengths[:2]) if problem.is_varlen else None,
+        page_size=problem.cache.page_size or ONE_PAGE if problem.cache else 0,
+        has_sinks=problem.sinks,
+    )
 
 
 def _descale_layouts(

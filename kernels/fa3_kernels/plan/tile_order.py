@@ -28,6 +28,7 @@ L2_BYTES = (
 BALANCED = 1.02  # the last CTA's time over the mean, and what a better balance must win to be worth L2
 CTAS_PER_HEAD = 3  # at least, of the heads that are taken together for it: measured on an H200 at head_dim 256, all of
 # 7 heads of 12000 keys won 9 %, of 128 of 1024 keys, each read by one CTA at a time, lost 20 %
+UNLIMITED = 1 << 30  # more keys than a sequence has
 END = -1  # entry behind the last tile of a CTA
 # where the parts of an entry begin: m_block is in the lowest bits, then the split, then sequence and head
 SPLIT_SHIFT = 20
@@ -38,7 +39,11 @@ MAX_HEADS = 1 << 31
 
 
 class Shape(NamedTuple):
-    """Holds everything that the schedule depends on: a length per sequence, and limits as in a window, -1 for none."""
+    """Holds everything that the schedule depends on: a length per sequence, limits as in a window, -1 for none, and the
+    keys of a chunk outside which a row sees nothing, 0 for none.
+
+    With chunks both limits are set, :data:`UNLIMITED` where nothing else limits that side.
+    """
 
     seqlens_q: tuple[int, ...]
     seqlens_k: tuple[int, ...]
@@ -48,6 +53,7 @@ class Shape(NamedTuple):
     right: int = -1
     pack_gqa: bool = False
     num_splits: int = 1
+    chunk: int = 0
 
     @property
     def group(self) -> int:
@@ -68,7 +74,10 @@ def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: i
     seqlens_k = problem.seqlens_k or (problem.seqlen_k,) * problem.batch
     left = -1 if left >= max(seqlens_k) - 1 else left
     right = -1 if right >= max(seqlens_q) - 1 else right
-    return Shape(seqlens_q, seqlens_k, problem.nheads, problem.nheads_kv, left, right, pack_gqa, num_splits)
+    chunk = problem.attention_chunk if problem.attention_chunk < max(seqlens_k) else 0
+    if chunk:
+        left, right = (UNLIMITED if limit < 0 else limit for limit in (left, right))
+    return Shape(seqlens_q, seqlens_k, problem.nheads, problem.nheads_kv, left, right, pack_gqa, num_splits, chunk)
 
 
 def key_blocks(shape: Shape, batch: int, first_position: int, last_position: int, tile_n: int) -> range:
@@ -82,6 +91,9 @@ def key_blocks(shape: Shape, batch: int, first_position: int, last_position: int
     offset = seqlen_k - shape.seqlens_q[batch]
     stop = seqlen_k if shape.right < 0 else min(seqlen_k, last_position + offset + shape.right + 1)
     start = 0 if shape.left < 0 else max(0, first_position + offset - shape.left)
+    if shape.chunk:
+        start = max(start, max(0, first_position + offset) // shape.chunk * shape.chunk)
+        stop = min(stop, max(0, last_position + offset) // shape.chunk * shape.chunk + shape.chunk)
     first = start // tile_n
     return range(first, max(first, -(-max(stop, 0) // tile_n)))
 

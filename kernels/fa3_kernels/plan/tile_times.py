@@ -69,7 +69,7 @@ def of(problem: AttentionProblem, head_dim: int, head_dim_v: int) -> tuple[TileT
 
     fp16 and bf16 share their times.
     """
-    keys = "some" if problem.causal or problem.window != (-1, -1) else "all"
+    keys = "some" if problem.causal or problem.is_windowed else "all"
     return table().get(("e4m3" if problem.dtype == "e4m3" else "16 bits", head_dim, head_dim_v, keys), ())
 
 
@@ -91,8 +91,13 @@ def blocks_of(shape: Shape, tile_m: int, tile_n: int) -> np.ndarray:
     stop = first + (positions + shape.right if shape.right >= 0 else seqlen_q)
     stop = np.minimum(stop, seqlen_k)
     blocks = (stop + (tile_n - 1)) // tile_n
-    if shape.left >= 0:
-        blocks = blocks - np.maximum(first - shape.left, 0) // tile_n
+    start = np.maximum(first - shape.left, 0) if shape.left >= 0 else 0 * first
+    if shape.chunk:
+        last = np.minimum(first + positions, seqlen_k) - 1
+        ends = np.maximum(last, 0) // shape.chunk * shape.chunk + shape.chunk
+        blocks = np.minimum(blocks, (ends + (tile_n - 1)) // tile_n)
+        start = np.maximum(start, np.maximum(first, 0) // shape.chunk * shape.chunk)
+    blocks = blocks - start // tile_n
     return blocks[blocks > 0]
 
 
@@ -123,9 +128,8 @@ def last_end(blocks: np.ndarray, heads: int, tile_blocks: float) -> float:
 
 
 def can_pack(problem: AttentionProblem) -> bool:
-    """Tell whether PackGQA is possible: more than one head per kv head, at most 64, and with varlen a power of two."""
-    group = problem.group
-    return 1 < group <= MAX_GROUP and (not problem.is_varlen or group == power_of_two(group))
+    """Tell whether PackGQA is possible: more than one head per kv head, and at most 64."""
+    return 1 < problem.group <= MAX_GROUP
 
 
 @lru_cache(maxsize=4096)

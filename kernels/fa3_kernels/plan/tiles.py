@@ -76,30 +76,43 @@ def row_tiles(seqlen_q: int, group: int, *, tile_m: int, pack_gqa: bool, pads_gr
 class Mask:
     """The visible band, as the kernel computes it: row i sees keys i + offset - left to i + offset + right.
 
-    ``offset`` aligns the diagonal; seqlen_k - seqlen_q is bottom right. -1 in ``left`` or ``right`` is unlimited.
+    ``offset`` aligns the diagonal; seqlen_k - seqlen_q is bottom right. -1 in ``left`` or ``right`` is unlimited. With
+    ``chunk`` a row sees no key outside the chunk of so many keys that holds its diagonal; the chunks begin ``phase``
+    keys in front of the first key.
     """
 
     seqlen_k: int
     offset: int
     left: int
     right: int
+    chunk: int = 0
+    phase: int = 0
+
+    def chunk_of(self, diagonal: np.ndarray) -> np.ndarray:
+        """Return the first key of the chunk that holds a diagonal; it may lie in front of the keys."""
+        return (diagonal + self.phase) // self.chunk * self.chunk - self.phase
 
     def blocks(self, positions: np.ndarray, tile_n: int) -> range:
         """Return the key blocks, left to right, that some row of the tile can see; half-open."""
         stop = self.seqlen_k
         if self.right >= 0:
             stop = min(stop, int(positions.max()) + self.offset + self.right + 1)
+        if self.chunk:
+            stop = min(stop, int(self.chunk_of(positions.max() + self.offset)) + self.chunk)
         n_min = self.first_key(positions) // tile_n
         n_max = -(-max(stop, 0) // tile_n)
         return range(n_min, max(n_min, n_max))
 
     def first_key(self, positions: np.ndarray) -> int:
         """Return the first key that the left limit leaves some row of the tile; it may lie beyond the keys."""
-        return max(0, int(positions.min()) + self.offset - self.left) if self.left >= 0 else 0
+        first = int(positions.min()) + self.offset
+        of_chunk = int(self.chunk_of(np.int64(first))) if self.chunk else 0  # pyright: ignore[reportArgumentType]
+        return max(0, first - self.left if self.left >= 0 else 0, of_chunk)
 
     def from_key(self, start: int) -> Mask:
         """Return the mask of the keys from ``start`` on, which are then counted from 0."""
-        return replace(self, seqlen_k=max(0, self.seqlen_k - start), offset=self.offset - start)
+        keys = max(0, self.seqlen_k - start)
+        return replace(self, seqlen_k=keys, offset=self.offset - start, phase=self.phase + start)
 
     def hidden(self, positions: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
         """Return the elements of a tile that are hidden, bool (rows, columns); None when every one is visible."""
@@ -115,6 +128,10 @@ class Mask:
         if self.left >= 0 and first < int(diagonal.max()) - self.left:
             before = columns[None, :] < (diagonal - self.left)[:, None]
             hidden = before if hidden is None else hidden | before
+        if self.chunk:
+            of_row = self.chunk_of(diagonal)[:, None]
+            outside = (columns[None, :] < of_row) | (columns[None, :] >= of_row + self.chunk)
+            hidden = outside if hidden is None else hidden | outside
         return hidden
 
 
@@ -123,7 +140,7 @@ def mask_of(problem: AttentionProblem, seqlen_q: int, seqlen_k: int) -> Mask:
     left, right = problem.window
     if problem.causal:
         right = 0
-    return Mask(seqlen_k, seqlen_k - seqlen_q, left, right)
+    return Mask(seqlen_k, seqlen_k - seqlen_q, left, right, problem.attention_chunk)
 
 
 def split_ranges(blocks: range, num_splits: int) -> list[range]:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fa3_kernels.plan.barriers import slot_threads
-from fa3_kernels.plan.call import boxes
+from fa3_kernels.plan.call import Pages, boxes
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.tile_order import Shape
 from fa3_kernels.plan.tiles import power_of_two
 from fa3_reference.problem import AttentionProblem
 
 SWIZZLED_BYTES = 128  # bytes of a row in the widest swizzled layout of TMA and wgmma
+# Per thread of the producer's four warps and of a consumer, by consumers, where the producer gathers rows.
+GATHERING_REGISTERS = {1: (96, 240), 2: (40, 232), 3: (32, 160)}
 STAGED_CHANNELS = 128  # of O that a warpgroup of an e4m3 kernel stages at a time
 
 
@@ -117,6 +119,14 @@ class Variant:
         Whether tiles that see no key are in the schedule.
     has_sinks : bool
         Whether every query head has a sink.
+    stored_channels : int
+        Channels of a row of O where threads store it themselves: of packed heads that do not fill their power of two,
+        in packed sequences, where TMA would write the padding over the next group. 0 where TMA stores O.
+    gathered_qk, gathered_v : int
+        Channels of a row of K and of V where threads copy pages row by row, see :mod:`fa3_kernels.gluon.pages`; 0 where
+        TMA copies them.
+    is_chunked : bool
+        Whether a row sees no key outside the chunk of its diagonal; both sides are then limited.
     stamps : int
         Steps per CTA of which a timeline is kept; 0 is a kernel without instrumentation.
     """
@@ -150,6 +160,10 @@ class Variant:
     v_panels: int = later(1)
     keeps_empty: bool = later(False)
     has_sinks: bool = later(False)
+    stored_channels: int = later(0)
+    gathered_qk: int = later(0)
+    gathered_v: int = later(0)
+    is_chunked: bool = later(False)
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
     pack_log2: int = field(init=False)
@@ -191,7 +205,7 @@ def variant_of(
     shape: Shape,
     *,
     block_descales: bool = False,
-    page_boxes: int = 0,
+    pages: Pages | None = None,
     has_sinks: bool = False,
 ) -> Variant:
     """Return what is compiled for a launch.
@@ -201,20 +215,25 @@ def variant_of(
     ValueError
         For a configuration that no kernel is written for.
     """
+    most = 4 if config.consumers == 1 else 2
     require(
-        config.num_stages == 2 and config.pv_from_registers,
-        "GPU kernels have num_stages 2 and P in registers, "
+        2 <= config.num_stages <= most and config.pv_from_registers,
+        f"GPU kernels have num_stages 2, or up to {most}, and P in registers, "
         f"got {config.num_stages} and pv_from_registers {config.pv_from_registers}",
     )
-    producer_regs, consumer_regs = config.registers
+    page_boxes = pages.boxes(config.tile_n, config.bits) if pages else 0
+    is_gathered = pages is not None and not pages.are_boxes(config.tile_n, config.bits)
+    producer_regs, consumer_regs = GATHERING_REGISTERS[config.consumers] if is_gathered else config.registers
     hides_keys = shape.left >= 0 or shape.right >= 0
+    pack = power_of_two(problem.group) if config.pack_gqa else 1
+    stores_rows = problem.is_varlen and config.num_splits == 1 and pack not in (1, problem.group)
     return Variant(
         consumers=config.consumers,
         consumer_regs=consumer_regs,
         producer_regs=producer_regs,
         stages=config.num_stages,
         query_slots=config.query_slots,
-        pack=power_of_two(problem.group) if config.pack_gqa else 1,
+        pack=pack,
         has_key_tail=problem.is_varlen or problem.seqlen_k % config.tile_n != 0,
         is_left_limited=shape.left >= 0,
         is_right_limited=shape.right >= 0,
@@ -223,7 +242,7 @@ def variant_of(
         softcap=problem.softcap > 0,
         pingpong=config.pingpong,
         overlap=config.overlaps,
-        producer_warps=4 if config.transposes_v else 1,
+        producer_warps=4 if config.transposes_v or is_gathered else 1,
         slices=config.pv_parts[0],
         promotion_interval=config.promotion_interval,
         block_descales=block_descales,
@@ -237,4 +256,8 @@ def variant_of(
         v_panels=_panels(config.head_dim_v // boxes(config.head_dim_v), config, page_boxes),
         keeps_empty=page_boxes > 0 or has_sinks,
         has_sinks=has_sinks,
+        stored_channels=problem.head_dim_v if stores_rows else 0,
+        gathered_qk=problem.head_dim if is_gathered else 0,
+        gathered_v=problem.head_dim_v if is_gathered else 0,
+        is_chunked=shape.chunk > 0,
     )

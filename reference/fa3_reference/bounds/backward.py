@@ -7,9 +7,8 @@ and dS in binary32; P and dS rounded to 16 bits; dV and dK chained over the rows
 block, the parts added in binary32 in any order, and the heads of a group added to dK and dV likewise; dQ and dK times
 softmax_scale; one rounding. Steps B1 to B10 are numbered as in reference/README.md.
 
-This module goes from P to dS and puts the steps together. P itself is in ``gradient_weights``, the sums behind dS are
-in ``gradient_sums``, and the gradients of sinks and of a bias are in ``gradient_further``. None of them imports the
-kernels or the twin.
+This module goes from P to dS and puts the steps together. P itself and the sums behind dS are in ``gradient_steps``,
+the gradients of sinks and of a bias in ``gradient_further``. None of them imports the kernels or the twin.
 """
 
 from __future__ import annotations
@@ -21,15 +20,19 @@ from numpy.typing import NDArray
 
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
-from fa3_reference.bounds.gradient_sums import Sum, added, product, scaled, stored
-from fa3_reference.bounds.gradient_weights import (
+from fa3_reference.bounds.gradient_steps import (
     DIVISION,
     BackwardHead,
     Slope,
+    Sum,
     Weights,
+    added,
     is_in_range,
     kept,
+    product,
     row_products,
+    scaled,
+    stored,
     weights,
 )
 from fa3_reference.bounds.head import terms_of

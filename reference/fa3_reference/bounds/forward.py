@@ -7,8 +7,9 @@ order that is, in binary32 and per key tile,
 
     s = wgmma(q, k)        p = ex2(fma(s, c, -M))        O = O * alpha + wgmma(round(p), v)        l = l * alpha + sum p
 
-The derivation is in reference/README.md; comments refer to its steps by number. Everything is evaluated in float64;
-``OUTWARD`` covers that evaluation's own rounding.
+A sink is one more term of a row's sum; sinks are (rows,) in log2 units, -inf where a row has none. The derivation is in
+reference/README.md; comments refer to its steps by number. Everything is evaluated in float64; ``OUTWARD`` covers that
+evaluation's own rounding.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fa3_reference.attention import Positions
-from fa3_reference.bounds.device import FP32_MIN_NORMAL, U_FP32
+from fa3_reference.bounds.device import FP32_MIN_NORMAL, LG2_REL, U_FP32
 from fa3_reference.bounds.epilogue import combine, finish, in_nats
-from fa3_reference.bounds.forward_sinks import add_sink, sink_error, take_sink
 from fa3_reference.bounds.forward_sums import accumulate, add_to_row_sum
 from fa3_reference.bounds.forward_weights import weights_of
 from fa3_reference.bounds.head import Head, VisitedTile, key_parts, tiles
@@ -30,12 +30,68 @@ from fa3_reference.bounds.state import VANISHES, State
 from fa3_reference.bounds.steps import (
     FLOAT64,
     LN2,
+    OUTWARD,
     binary32_error,
     gamma,
     log_error,
     stored_error,
 )
+from fa3_reference.formats import FORMATS
 from fa3_reference.problem import AttentionProblem, Operands
+
+_SINK_ROUNDINGS = 8  # of a sink's exponent, as :func:`sink_error` lists them
+_OFFSET = 9.0  # largest |log2| of the factor that P is multiplied with: 448 is 2^8.8
+_SINK_REACH = 112.0  # binary orders a sink may be above the largest key: 127, less an offset of e4m3 and room
+
+
+def take_sink(state: State, sink: np.ndarray) -> None:
+    """Note in the state that O is a mean of the sink's V as well, which is 0.
+
+    A sink far above the largest key may overflow in an exponential whose maximum is of the keys alone. O, which is next
+    to 0 there, may then be lost, and nothing is promised of lse. The same holds for a sink far from 0 in a row without
+    a key.
+    """
+    has_sink = np.logical_not(np.isneginf(sink))
+    state.v_min = np.where(has_sink[:, None], np.minimum(state.v_min, 0.0), state.v_min)
+    state.v_max = np.where(has_sink[:, None], np.maximum(state.v_max, 0.0), state.v_max)
+    state.keys += 1
+    reach = np.where(np.isneginf(state.keys_max), np.abs(sink), sink - state.keys_max)  # without a key, from 0
+    is_far = has_sink & (reach > _SINK_REACH)
+    state.lse_lost |= is_far
+    state.o_error = state.o_error + np.where(is_far[:, None], state.oa + state.boa, 0.0)
+
+
+def sink_error(sink: np.ndarray, keys: np.ndarray, model: KernelModel) -> np.ndarray:
+    """Bound the error (rows,) of a sink's exponent, sink - maximum, in log2 units.
+
+    ``keys`` (rows,) is the largest score of the keys. The roundings are those of log2(e), of its product with the sink,
+    of the difference, two of the maximum, one of a factor on P, and what the logarithm of a sum far above 1 adds. Where
+    scores are kept in 16 bits the sink is rounded to them too.
+    """
+    size, of_keys = (np.abs(np.where(np.isneginf(x), 0.0, x)) for x in (sink, keys))
+    kept = 0.0 if model.scores == "fp32" else FORMATS[model.scores].unit_roundoff
+    return (gamma(_SINK_ROUNDINGS) + LG2_REL) * (size + of_keys + _OFFSET) + kept * size
+
+
+def add_sink(state: State, sink: np.ndarray, model: KernelModel) -> None:
+    """Add a sink to the finished row sum, in the scale of the keys' maximum, or of its own in rows without a key.
+
+    Rows with a sink of -inf stay as they are.
+    """
+    of_keys = (state.max, state.max_low, state.max_high)
+    state.max, state.max_low, state.max_high = (np.where(np.isneginf(x), sink, x) for x in of_keys)
+    p = np.exp2(sink - np.where(np.isneginf(state.max), 0.0, state.max))
+    r = LN2 * (sink_error(sink, state.max, model) + 2 * state.tau) + log_error(model.exp_error)
+    state.l = state.l + p
+    state.l_up = state.l_up + p * np.expm1(r) * OUTWARD
+    state.l_down = state.l_down - p * np.expm1(-r) * OUTWARD
+    lost = np.where(p > 0, U_FP32 * (state.l + state.l_up + state.l_error), 0.0)
+    state.l_error = (state.l_error + lost) * OUTWARD
+    state.weights = state.weights + (p > 0)
+    state.l_grid = np.where(p > 0, 0.0, state.l_grid)
+    state.worst = np.maximum(state.worst, r)
+    state.noise = np.maximum(state.noise, FLOAT64 * np.abs(np.where(p > 0, sink, 0.0)))
+
 
 # Roundings more where a finished O is multiplied by the share that the sink leaves it: a sum, an inverse, two products.
 _SINK_APART = 6

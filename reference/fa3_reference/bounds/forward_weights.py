@@ -2,7 +2,7 @@
 
 These are steps 3 and 4 of the bound of a forward, in reference/README.md. :mod:`fa3_reference.bounds.forward` calls
 :func:`weights_of` for every key block; what becomes of the weights in sums is in
-:mod:`fa3_reference.bounds.forward_sums`, and the P of a backward in :mod:`fa3_reference.bounds.gradient_weights`.
+:mod:`fa3_reference.bounds.forward_sums`, and the P of a backward in :mod:`fa3_reference.bounds.gradient_steps`.
 """
 
 from __future__ import annotations

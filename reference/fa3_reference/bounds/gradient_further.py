@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from fa3_reference.attention import sinks_of
 from fa3_reference.bounds.backward import head_of, pairs_of, returned_by
 from fa3_reference.bounds.device import FP32_MAX, FP32_MIN_NORMAL, U_FP32
-from fa3_reference.bounds.gradient_sums import Sum, added, stored
-from fa3_reference.bounds.gradient_weights import is_in_range
+from fa3_reference.bounds.gradient_steps import Sum, added, is_in_range, stored
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.bounds.steps import LN2, LOG2_E, OUTWARD, gamma, log_error
 from fa3_reference.problem import AttentionProblem, BackwardOperands

@@ -1,7 +1,7 @@
 """The rows and keys of one kv head, as the bounds of a forward read them: values, descales, tiles, exact scores.
 
 :mod:`~fa3_reference.bounds.forward` and :mod:`~fa3_reference.bounds.enclosure` walk over :func:`tiles` and
-:func:`key_parts`. What a backward reads is in :mod:`~fa3_reference.bounds.gradient_weights`.
+:func:`key_parts`. What a backward reads is in :mod:`~fa3_reference.bounds.gradient_steps`.
 """
 
 from __future__ import annotations

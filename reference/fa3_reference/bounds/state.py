@@ -1,7 +1,7 @@
 """The sums of a row tile that the bound of a forward carries from key block to key block, and its result for a split.
 
-:mod:`fa3_reference.bounds.forward` moves the state along, ``forward_weights``, ``forward_sums`` and ``forward_sinks``
-add to it, and ``epilogue`` turns it into a :class:`SplitResult`.
+:mod:`fa3_reference.bounds.forward` moves the state along, ``forward_weights`` and ``forward_sums`` add to it, and
+``epilogue`` turns it into a :class:`SplitResult`.
 """
 
 from __future__ import annotations

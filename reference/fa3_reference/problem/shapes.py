@@ -198,6 +198,11 @@ class Shapes:
         """
         return 0 if self.top_left else seqlen_k - seqlen_q
 
+    @property
+    def is_windowed(self) -> bool:
+        """Tell whether a window or a chunk may hide keys on either side of the diagonal."""
+        return self.window != (-1, -1) or self.attention_chunk > 0
+
     def visible_keys(
         self, rows: NDArray[np.int64], seqlen_q: int, seqlen_k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -13,6 +13,8 @@ from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import Attention, attention
 from fa3_reference.bounds import KernelModel
 from fa3_reference.bounds.forward import forward_bound
+from fa3_reports.adversary.causes import cause_of
+from fa3_reports.adversary.violations import ViolationSearch
 from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.colony import Place
 from fa3verify.search.forward import judge as judging
@@ -129,12 +131,13 @@ def over_bound(bound: Bound = forward_bound, kernel: Twin = TWIN) -> Judge:
     return TwinJudge(ratios, OBJECTIVES, ("out", "rounded", "lse"), bound=bound, kernel=kernel)
 
 
-class TwinSearch(ForwardSearch):
+class TwinSearch(ViolationSearch, ForwardSearch):
     """The search on one island of our own twins."""
 
     ISLANDS = ISLANDS
     JUDGE = over_bound()
     COLUMNS = "out before and after its last rounding, lse"
+    VIOLATED = ("out", "lse")
 
     def __init__(
         self,
@@ -144,3 +147,9 @@ class TwinSearch(ForwardSearch):
         start: tuple[ForwardColony, Place] | None = None,
     ) -> None:
         super().__init__(island, seed, judge or self.JUDGE, start)
+
+    def suspects(self, beyond: np.ndarray) -> np.ndarray:
+        return beyond[self.rng.permutation(len(beyond))[:3]]
+
+    def cause(self, colony: ForwardColony, name: str, place: Place) -> tuple[str, tuple[str, ...]]:
+        return cause_of(colony, *place), self.VIOLATED

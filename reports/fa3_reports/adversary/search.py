@@ -10,13 +10,13 @@ from typing import Any
 
 from fa3_reports.adversary.forward import TwinSearch
 from fa3_reports.adversary.gradients.search import GradientSearch
+from fa3_reports.adversary.violations import Violations
 from fa3verify import __version__
 from fa3verify.campaign.pool import AN_HOUR_S, processes
 from fa3verify.campaign.tasks import CallTask, Outcome, execute
 from fa3verify.files import Json
 from fa3verify.operations import FORWARD
 from fa3verify.records import plain, read
-from fa3verify.search.climb import Findings
 
 SCHEMA = "fa3verify.adversary/2"
 CHUNK = 20_000  # problems of one process's task: islands are searched by several seeds where more are wanted
@@ -28,15 +28,15 @@ class Adversary:
     """Holds what searches of an operation's islands have met, by dtype and name of the island."""
 
     operation: str
-    found: dict[str, dict[str, Findings]]
+    found: dict[str, dict[str, Violations]]
 
     @property
     def search(self) -> type[TwinSearch | GradientSearch]:
         return SEARCHES[self.operation]
 
-    def total(self, dtype: str) -> Findings:
+    def total(self, dtype: str) -> Violations:
         """Return what all islands of a dtype have met together."""
-        total = Findings()
+        total = Violations()
         for found in self.found[dtype].values():
             total.add(found, is_later=False)
         return total
@@ -65,7 +65,7 @@ class Adversary:
         return _counts(total) | {"ratio": {name: total.height(name) for name in records}, "islands": islands}
 
 
-def _counts(found: Findings) -> Json:
+def _counts(found: Violations) -> Json:
     return {name: getattr(found, name) for name in ("problems", "generations", "restarts", "above_1")}
 
 
@@ -109,11 +109,11 @@ def plan(dtypes: Sequence[str], problems: int, seed: int, operation: str = FORWA
 
 def assembled(outcomes: Sequence[Outcome]) -> Adversary:
     """Put the findings of searches, all of one operation, together by dtype and island."""
-    found: dict[str, dict[str, Findings]] = {}
+    found: dict[str, dict[str, Violations]] = {}
     for outcome in outcomes:
         arguments = outcome.arguments
-        island = found.setdefault(arguments["dtype"], {}).setdefault(arguments["name"], Findings())
-        island.add(read(Findings, outcome.value, outcome.task.label), is_later=False)
+        island = found.setdefault(arguments["dtype"], {}).setdefault(arguments["name"], Violations())
+        island.add(read(Violations, outcome.value, outcome.task.label), is_later=False)
     return Adversary(outcomes[0].arguments["operation"] if outcomes else FORWARD, found)
 
 

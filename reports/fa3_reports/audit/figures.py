@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from fa3_kernels.audit.sass import counts, parse, tensor_loops
+from fa3_kernels.audit.sass import parse
 from fa3_reports.audit.allowed import ALLOWED_ARRIVES, ALLOWED_SPILL_BYTES, ALLOWED_UNDEFINED
 from fa3_reports.audit.golden import Figures, is_compiled
 from fa3_reports.audit.registers import undefined_uniform_registers
@@ -30,6 +30,24 @@ OPCODES = {
     "moves": ("LDSM", "STSM", "PRMT", "SHFL", "LDL", "STL"),
     "barriers": ("BAR.SYNC", "BAR.ARV", "SYNCS", "USETMAXREG"),
 }
+
+# The opcodes that are counted in a loop, by how they begin.
+_LOOP = (
+    "HGMMA",
+    "QGMMA",
+    "MUFU.EX2",
+    "FFMA",
+    "FMUL",
+    "FADD",
+    "FMNMX",
+    "BAR",
+    "LDSM",
+    "STSM",
+    "PRMT",
+    "R2UR",
+    "LDL",
+    "STL",
+)
 
 
 class Unavailable(Exception):
@@ -52,12 +70,39 @@ def ptx_sha256(ptx: str) -> str:
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()
 
 
+def counts(opcodes: Iterable[str], prefixes: Iterable[str]) -> dict[str, int]:
+    """Return how many opcodes begin with each prefix."""
+    known = list(opcodes)
+    return {prefix: sum(opcode.startswith(prefix) for opcode in known) for prefix in prefixes}
+
+
+def tensor_loops(sass: str) -> list[dict[str, int]]:
+    """Count the instructions of every innermost loop that has tensor and special-function work, in the code's order.
+
+    A loop is the code between a label and a branch back to it. Each result has the instructions of one iteration in
+    all, and by opcode. The first loops are the steps over key blocks.
+    """
+    code, labels = parse(sass)
+    opcodes = [instruction.opcode for instruction in code]
+    spans = {
+        (labels[name], i + 1)
+        for i, (_, opcode, operands) in enumerate(code)
+        if opcode.startswith("BRA")
+        for name in re.findall(r"\.L_x_\d+", operands)
+        if labels.get(name, i + 1) <= i
+    }
+    work = (("HGMMA", "QGMMA"), "MUFU.EX2")
+    heavy = sorted(s for s in spans if all(any(x.startswith(w) for x in opcodes[slice(*s)]) for w in work))
+    inner = [s for s in heavy if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in heavy)]
+    return [{"instructions": b - a, **counts(opcodes[a:b], _LOOP)} for a, b in inner]
+
+
 def figures_of(code: Any, options: Mapping[str, int]) -> Figures:
     """Collect the figures of one compiled kernel.
 
     Parameters
     ----------
-    code : fa3_kernels.audit.compile.Compiled
+    code : fa3_reports.audit.compile.Compiled
     options : mapping
         Launch options.
     """
@@ -86,8 +131,8 @@ def figures_of(code: Any, options: Mapping[str, int]) -> Figures:
 
 def compile_launch(name: str) -> dict[str, Figures]:
     """Return the figures of the kernels of a probe, by ``launch/kernel`` (``#2`` the second), compiled if audited."""
-    from fa3_kernels.audit.compile import compile_call
     from fa3_reports.audit.calls import calls_of
+    from fa3_reports.audit.compile import compile_call
     from fa3_reports.audit.launched import labelled, launch_figures
     from fa3_reports.audit.probes import audited, probes
 

@@ -14,10 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fa3_kernels.audit.calls import Descriptor
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.call import Call, Pointer
-from fa3_reports.audit.calls import calls_of
+from fa3_reports.audit.calls import Descriptor, ShippedLaunch, calls_of
 
 
 def launch_sha256(args: Sequence[Any], grid: Sequence[int], options: Mapping[str, int]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa3_kernels.audit import shipped as package
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.config import KERNEL_HEAD_DIMS
 from fa3_kernels.plan.quantizer import ROTATED_HEAD_DIMS
 from fa3_reference.cache import Cache
 from fa3_reference.problem import AttentionProblem, Dtype
+from fa3_reports.audit.calls import ShippedLaunch
+from fa3_reports.audit.launches import launches
 
 
 def _appending() -> list[ShippedLaunch]:
@@ -43,7 +43,7 @@ def shipped() -> tuple[ShippedLaunch, ...]:
     >>> len({x.function for x in shipped()})
     4
     """
-    launches = package.shipped()
-    first = next(place for place, x in enumerate(launches) if x.function == "backward")
+    package = launches()
+    first = next(place for place, x in enumerate(package) if x.function == "backward")
     quantisers = (x for d in KERNEL_HEAD_DIMS if d in ROTATED_HEAD_DIMS for x in _quantisers(d))
-    return (*launches[:first], *quantisers, *launches[first:], *_appending())
+    return (*package[:first], *quantisers, *package[first:], *_appending())

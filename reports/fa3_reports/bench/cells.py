@@ -5,11 +5,15 @@ bench measures them (:mod:`fa3_reports.bench.run`), and :mod:`fa3_reports.bench.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reports.bench.grids import GRIDS
+from fa3_simulator.launch import flops
+from fa3verify.cases.lines import read_line
+from fa3verify.cases.practice import models
 from fa3verify.records import OLDER
 
 # The paper's grid (arXiv 2407.08608, section 4.1): heads times head_dim, tokens of a batch, lengths and head dims.
@@ -34,6 +38,9 @@ class Cell:
         Mean of V's distribution; everything else is N(0, 1).
     head_dim_v : int
         Channels of V; 0 for as many as head_dim.
+    line : str
+        The problem in words (:mod:`fa3verify.cases.lines`), where sequences have lengths of their own or keys lie in
+        pages; the sizes are then the longest. Empty for other cells.
     """
 
     grid: str
@@ -47,6 +54,25 @@ class Cell:
     causal: bool
     v_mean: float = 0.0
     head_dim_v: int = field(default=0, metadata=OLDER)
+    line: str = field(default="", metadata=OLDER)
+
+    @classmethod
+    def of(cls, grid: str, line: str) -> Cell:
+        """Return the cell of a line."""
+        p, _ = read_line(line)
+        return cls(
+            grid,
+            p.dtype,
+            batch=p.batch,
+            seqlen_q=p.seqlen_q,
+            seqlen_k=p.seqlen_k,
+            nheads=p.nheads,
+            nheads_kv=p.nheads_kv,
+            head_dim=p.head_dim,
+            causal=p.causal,
+            head_dim_v=p.head_dim_v if p.head_dim_v != p.head_dim else 0,
+            line=line,
+        )
 
     @property
     def value_dim(self) -> int:
@@ -60,6 +86,8 @@ class Cell:
         >>> paper(["fp16"], [128], [512], [True])[0].key
         'paper fp16 b32 h16/16 512x512 d128 causal'
         """
+        if self.line:
+            return f"{self.grid} {self.line}"
         text = f"{self.grid} {self.dtype} b{self.batch} h{self.nheads}/{self.nheads_kv} {self.seqlen_q}x{self.seqlen_k}"
         mean = f" vmean{self.v_mean:g}" if self.v_mean else ""
         width = f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
@@ -74,8 +102,11 @@ class Cell:
     def flops(self) -> int:
         """Count floating-point operations as the paper does: 4 seqlen^2 head_dim nheads batch, half when causal.
 
-        Where V has another head_dim the mean of both counts. A backward counts 2.5 times as many.
+        Where V has another head_dim the mean of both counts. A backward counts 2.5 times as many. Sequences with
+        lengths of their own are added up.
         """
+        if self.line:
+            return int(flops(self.problem, (self.head_dim + self.value_dim) / 2))
         full = 2 * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim) * self.nheads * self.batch
         full = full * 5 // 2 if self.operation == "backward" else full
         return full // 2 if self.causal else full
@@ -83,17 +114,19 @@ class Cell:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V, each read once: what decoding must move."""
-        channels = self.head_dim + self.value_dim
-        return self.batch * self.seqlen_k * self.nheads_kv * channels * ELEMENT_BYTES[self.dtype]
+        rows = math.prod(self.problem.k_shape[:-1])
+        return rows * (self.head_dim + self.value_dim) * ELEMENT_BYTES[self.dtype]
 
     @property
     def io_bytes(self) -> int:
         """Bytes of q, k, v and of the output (two bytes an element whatever the operands)."""
-        rows = self.batch * self.seqlen_q * self.nheads
+        rows = math.prod(self.problem.q_shape[:-1])
         return rows * (self.head_dim * ELEMENT_BYTES[self.dtype] + self.value_dim * 2) + self.kv_bytes
 
     @property
     def problem(self) -> AttentionProblem:
+        if self.line:
+            return read_line(self.line)[0]
         return AttentionProblem(
             self.batch,
             self.nheads,
@@ -108,7 +141,7 @@ class Cell:
 
 
 # The columns that say what was timed, in every table; only tables of grids with two head dims have head_dim_v as well.
-CELL_FIELDS = tuple(each.name for each in fields(Cell) if each.name != "head_dim_v")
+CELL_FIELDS = tuple(each.name for each in fields(Cell) if each.name not in ("head_dim_v", "line"))
 SIZES = CELL_FIELDS[2:8]  # from batch to head_dim: the columns that an attention problem takes as numbers
 
 
@@ -231,12 +264,32 @@ def paper(
     ]
 
 
+def practice_lines() -> list[str]:
+    """Return what servers launch with the heads of the public models that generate, over pages of 1, 16 and 64 keys in
+    turn: a step of decoding and a chunk of prompts each, one of both with lengths of their own.
+    """
+    layers = dict.fromkeys(
+        f"{x.nheads}/{x.nheads_kv} d{x.head_dim}/{x.head_dim_v or x.head_dim}"
+        for x in (model.share for model in models() if model.causal)
+    )
+    lines = []
+    for i, layer in enumerate(layers):
+        batch, page = (8, 64, 1)[i // 3 % 3], (1, 16, 64)[i % 3]
+        keys = ("8192", "3000-13000")
+        queries = ("512", "300-1200")
+        lines.append(f"{layer} {batch} x 1 x {keys[i % 2]} page {page}")
+        lines.append(f"{layer} {min(batch, 8)} x {queries[1 - i % 2]} x {keys[1 - i % 2]} causal page {page}")
+    return lines
+
+
 def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
     """Return the cells of a grid whose shapes are listed above.
 
     The unseen shapes are cells of grid "schedules", whose kernels they run. Accumulator loss is measured in e4m3 alone,
     as other formats have none; a backward has no e4m3.
     """
+    if grid == "practice":
+        return [Cell.of(grid, f"{line} {dtype}") for dtype in dtypes for line in practice_lines()]
     if grid in _UNSEEN:
         return [Cell("schedules", *shape) for shape in _UNSEEN[grid] if shape[0] in dtypes]
     some: dict[str, Sequence[Dtype]] = {"accumulator_loss": ("e4m3",), "backward_widths": ("fp16", "bf16")}

@@ -27,7 +27,7 @@ from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.results import SampleFigures
-from fa3verify.bench.check import Sample, bits_differing, edges, last_rows, last_tiles, ratio_max
+from fa3verify.bench.check import Sample, bits_differing, edges, last_tiles, positions, ratio_max
 from fa3verify.known.launches import Given, GivenBackward, LaunchOutput
 from fa3verify.operations.operation import error_ratio
 from fa3verify.tensors.convert import to_numpy
@@ -64,7 +64,7 @@ def gather(
     model : KernelModel, optional
         For peers: the order of operations whose error bound the output must keep.
     """
-    rows = last_rows(cell.problem, config) if config else min(cell.seqlen_q, MAX_ROWS)
+    rows = positions(cell.problem, config) if config else MAX_ROWS
     tiles = last_tiles(cell.problem, given, output, rows)
     sampled = [] if model is None else edges(cell.problem, given, output)
     return Gathered(tiles, tuple(sampled), output.scale, config, model)

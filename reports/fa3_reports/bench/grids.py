@@ -14,6 +14,7 @@ GRIDS = (
     "unseen2",
     "unseen3",
     "widths",
+    "practice",
     "backward",
     "backward_widths",
 )

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from fa3_kernels.gluon.launch import forward
-from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import Config, default_config
-from fa3_kernels.plan.request import Choices, Semantics
+from fa3_kernels.plan.plan import plan_of
+from fa3_kernels.plan.request import Choices, request_for
 from fa3_reference.bounds import KernelModel
 from fa3_reports.bench.cells import Cell
 from fa3verify.bench import kernels
-from fa3verify.known.launches import Given, GivenBackward, Keywords, LaunchOutput
+from fa3verify.known.launches import Given, Keywords, LaunchOutput
 from fa3verify.known.libraries import Unsupported
 from fa3verify.operations import FORWARD
 
@@ -87,15 +86,9 @@ def draw(cell: Cell, copies: int, seed: int) -> list[Any]:
     list of Given, or of GivenBackward if a backward is timed
     """
     drawn = kernels.draw(cell.problem, copies, seed, cell.v_mean)
-    return drawn if cell.operation == FORWARD else [_differentiated(cell, x, i) for i, x in enumerate(drawn)]
-
-
-def _differentiated(cell: Cell, x: Given, seed: int) -> GivenBackward:
-    """Return the inputs of a backward: N(0, 1) gradients of the output, and out and lse of our own forward."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    out, lse = forward(x.q, x.k, x.v, Semantics.of(cell.problem))
-    dout = torch.randn(out.shape, device="cuda", dtype=torch.float32, generator=generator).to(out.dtype)
-    return GivenBackward(x.q, x.k, x.v, dout, out, lse)
+    if cell.operation == FORWARD:
+        return list(drawn)
+    return [kernels.differentiated(cell.problem, x, i) for i, x in enumerate(drawn)]
 
 
 def our_kernel(
@@ -109,7 +102,8 @@ def our_kernel(
 
     def configure(cell: Cell) -> Config:
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-        return config_of(cell.problem, num_sms=sms, **(_defaults(cell) | options))
+        choices = Choices(**(_defaults(cell) | options))
+        return plan_of(request_for(cell.problem, choices), sms).config
 
     def prepare(cell: Cell, inputs: Sequence[Given]) -> Callable[[int], LaunchOutput]:
         launch = kernels.our_launch(cell.problem, inputs, Choices(**(_defaults(cell) | options)))
@@ -125,10 +119,14 @@ def our_kernel(
 def _defaults(cell: Cell) -> Keywords:
     """Return the launch options that all our kernels have in a cell.
 
-    In grid "decode" one query token leaves most of the GPU idle, so the launch chooses the splits. In grid "schedules"
-    heads are never packed, as the rows of its table do not say whether they are.
+    In grids "decode" and "practice" few queries leave most of the GPU idle, so the launch chooses the splits. In grid
+    "schedules" heads are never packed, as the rows of its table do not say whether they are.
     """
-    by_grid: dict[str, Keywords] = {"decode": {"num_splits": 0}, "schedules": {"pack_gqa": False}}
+    by_grid: dict[str, Keywords] = {
+        "decode": {"num_splits": 0},
+        "practice": {"num_splits": 0},
+        "schedules": {"pack_gqa": False},
+    }
     return by_grid.get(cell.grid, {})
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from fa3_reference.bounds import KernelModel
 from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.kernels import TimedKernel
+from fa3verify.bench import kernels
+from fa3verify.bench.planned import refusal
 from fa3verify.known import launches
 from fa3verify.known.libraries import Unsupported
 from fa3verify.known.peers import BACKWARDS, PEERS, SIXTEEN
@@ -24,21 +26,15 @@ OUR_BACKWARDS = {
 
 
 def _options(name: str, cell: Cell) -> dict[str, int]:
-    """Let a library choose the number of splits for decoding, if it can."""
-    return {"num_splits": 0} if cell.grid == "decode" and "num_splits" in PEERS[name].choices else {}
+    """Let a library choose the number of splits for decoding and for chunks, if it can."""
+    return {"num_splits": 0} if cell.grid in ("decode", "practice") and "num_splits" in PEERS[name].choices else {}
 
 
 def model_of(name: str, cell: Cell) -> KernelModel:
     """Return the order of operations whose bound a peer's output must keep: its own, or any order where its family's
     twin does not know the problem.
     """
-    peer = PEERS[name]
-    problem = cell.problem
-    try:
-        return peer.model(peer.configure(problem, **_options(name, cell)))
-    except ValueError:
-        out_dtype = "fp16" if problem.dtype == "fp16" else "bf16"
-        return KernelModel.any_order(problem.dtype, out_dtype, accumulator="either")
+    return kernels.model_of(name, cell.problem, _options(name, cell))
 
 
 def _why_not(name: str, operation: str) -> str | None:
@@ -59,11 +55,13 @@ def kernel(name: str, operation: str) -> TimedKernel:
     def prepare(cell: Cell, inputs: Sequence[Any]) -> Callable[[int], Any]:
         if missing:
             raise Unsupported(missing)
-        options = {"lse": False, **_options(name, cell)} if is_forward else {}
+        if cell.line and (reason := refusal(name, (cell.problem, operation))):
+            raise Unsupported(reason)
         try:
-            prepared = [launches.loaded(name, operation)(cell.problem, x, options) for x in inputs]
-            if not is_forward:  # a backward may refuse a problem only when it is launched
-                prepared[0]()
+            if is_forward:
+                return kernels.peer_launch(name, cell.problem, inputs, _options(name, cell))
+            prepared = [launches.loaded(name, operation)(cell.problem, x, {}) for x in inputs]
+            prepared[0]()  # a backward may refuse a problem only when it is launched
         except ValueError as error:
             raise Unsupported(str(error)) from None
         return lambda i: prepared[i % len(prepared)]()
@@ -76,6 +74,7 @@ def kernel(name: str, operation: str) -> TimedKernel:
         model=(lambda cell: model_of(name, cell)) if is_forward else None,
         operation=operation,
         missing=missing,
+        belongs=lambda cell: bool(cell.line) or name not in PEERS or not PEERS[name].serves,
     )
 
 

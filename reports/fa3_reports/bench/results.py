@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from fa3_reports import stored
 from fa3_reports.bench.cells import Cell
+from fa3_reports.bench.sustained import Times
 from fa3verify import files, records
 from fa3verify.files import Json
 from fa3verify.judging.verdict import ratio_text
 from fa3verify.records import OLDER
-from fa3verify.timed.timing import Times, cycles, median
+from fa3verify.timed.timing import cycles, median
 
 SCHEMA = "fa3verify.bench/2"
 MEASURED = "ok"

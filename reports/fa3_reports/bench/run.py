@@ -25,17 +25,24 @@ from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.kernels import TimedKernel, draw, ours
 from fa3_reports.bench.peers import peers
 from fa3_reports.bench.results import CellRecord, Measured, Results, SampleFigures, Switches, measured
-from fa3_reports.bench.sustained import SUSTAINED_ROUNDS, sustain
+from fa3_reports.bench.sustained import BY_GRAPH, SUSTAINED_ROUNDS, Clock, Timed, burst, sustain
 from fa3_reports.bench.warm import warm_up
-from fa3verify.bench.graphs import HEAD_START_CYCLES, GraphTimed, between_events
+from fa3verify.bench import graphs
+from fa3verify.bench.graphs import HEAD_START_CYCLES, between_events
 from fa3verify.bench.kernels import MAX_COPIES
 from fa3verify.campaign.pool import processes
 from fa3verify.files import Json
 from fa3verify.known.libraries import Unsupported
-from fa3verify.timed.timing import LAUNCHES, Clock, LaunchTime, Pace, Timed, measure, query
+from fa3verify.timed.timing import LAUNCHES, LaunchTime, Pace, query
 from fa3verify.version import __version__
 
 RECORDS = "bench.jsonl"
+
+
+class GraphTimed(graphs.GraphTimed):
+    """Launches captured in a CUDA graph."""
+
+    timed_by = BY_GRAPH
 
 
 class EventTimed:
@@ -46,7 +53,7 @@ class EventTimed:
     def __init__(self, launch: Callable[[int], object]) -> None:
         self.launch = launch
 
-    def time(self, launches: int, probe: Callable[[], None], repeats: int = 1) -> LaunchTime:
+    def time(self, launches: int, probe: Callable[[], None] = lambda: None, repeats: int = 1) -> LaunchTime:
         self.launch(0)
         torch.cuda.synchronize()
         launches *= repeats
@@ -255,7 +262,7 @@ def measure_cell(
             _check_context(cell, kernel.name, kernels, failed, run_id)
     # Accumulator loss is about errors: nothing is timed.
     pace = Pace(0, 0) if cell.grid == "accumulator_loss" else settings.pace
-    times = measure(runs, pace, clock)
+    times = burst(runs, pace, clock)
     if settings.sustained and pace.rounds:
         sustain(runs, times, min(pace.rounds, SUSTAINED_ROUNDS), clock)
     rows = []
@@ -305,12 +312,12 @@ def ready(launch: Callable[[int], object]) -> Timed:
     """Return a kernel ready to be timed, captured in a CUDA graph; if that fails, by plain events."""
     timed = GraphTimed(launch)
     try:
-        timed.time(LAUNCHES, lambda: None)
+        timed.time(LAUNCHES)
         return timed
     except RuntimeError:
         synchronize()
         plain = EventTimed(launch)
-        plain.time(LAUNCHES, lambda: None)
+        plain.time(LAUNCHES)
         return plain
 
 

@@ -31,6 +31,7 @@ def _row(record: CellRecord, m: Measured) -> Json:
     return {
         **{name: getattr(record.cell, name) for name in CELL_FIELDS},
         "head_dim_v": record.cell.value_dim,
+        **({"line": record.cell.line} if record.cell.line else {}),
         "kernel": m.name,
         "status": m.status,
         "timed_by": m.timed_by,

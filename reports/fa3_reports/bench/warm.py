@@ -8,13 +8,12 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-from fa3_kernels.audit.calls import forward_calls
-from fa3_kernels.audit.compile import build_call
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.tile_order import shape_of
 from fa3_kernels.plan.variant import variant_of
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.audit.calls import ShippedLaunch, forward_calls
+from fa3_reports.audit.compile import build_call
 from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.kernels import TimedKernel
 

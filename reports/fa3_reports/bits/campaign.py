@@ -6,7 +6,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import triton
 from fa3_kernels.audit.evidence import launch_keys
 from fa3_reports.audit.evidence import changed_since
 from fa3_reports.bits import backward, forward, paged, quantise, quantise_accuracy, quantise_speed
+from fa3_reports.bits.forward_cases import Case
 from fa3_reports.bits.table import CaseTable, Wrong, by_case, read, write
 from fa3_reports.device.launches import concerns
 from fa3verify.campaign.pool import default_workers, processes
@@ -48,6 +50,18 @@ PARTS = {
 }
 
 
+def asked_parts(cases: Mapping[str, Sequence[Case]]) -> dict[str, Part]:
+    """Return the parts of a campaign over other cases than its own (:mod:`fa3_reports.bits.asked_cases`), with tables
+    of their own.
+    """
+    found = {}
+    for name, own in cases.items():
+        table, *_ = PARTS[name].tables
+        asked = replace(table, file=f"asked_{table.file}", cases=partial(tuple, own))
+        found[name] = PARTS[name]._replace(tables=(asked,), provenance=f"asked_{PARTS[name].provenance}")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One call of ``python -m fa3_reports bits``."""
@@ -77,16 +91,20 @@ class Filled(NamedTuple):
         return {self.table.columns[i]: sum(int(row[i]) for row in self.rows) for i in sorted(counted)}
 
 
-def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> list[Filled]:
+def run(
+    parts: Sequence[str], settings: Settings, tell: Callable[[str], None], known: Mapping[str, Part] = PARTS
+) -> list[Filled]:
     """Fill the tables of some parts, as far as the budget goes.
 
     Parameters
     ----------
     parts : sequence of str
-        Of :data:`PARTS`.
+        Of ``known``.
     settings : Settings
     tell : callable
         Gets one line per finished piece of work.
+    known : mapping of str to Part
+        What the parts are; those of :func:`asked_parts` for problems that somebody wrote down.
 
     Raises
     ------
@@ -98,15 +116,17 @@ def run(parts: Sequence[str], settings: Settings, tell: Callable[[str], None]) -
     deadline = time.monotonic() + settings.budget_s
     found = []
     for name in parts:
-        if settings.keep and not (settings.out / PARTS[name].provenance).exists():
-            keep(PARTS[name], settings.keep, settings.out)
-        check_evidence(PARTS[name], settings.out)
+        if settings.keep and not (settings.out / known[name].provenance).exists():
+            keep(known[name], settings.keep, settings.out)
+        check_evidence(known[name], settings.out)
     for name in parts:
-        part = PARTS[name]
+        part = known[name]
         for table in part.tables:
-            write_provenance(part, settings.out)  # before the first row, so that none is ever of unknown kernels
+            write_provenance(
+                part, settings.out, known=known
+            )  # before the first row, so that none is ever of unknown kernels
             found.append(fill(table, settings, deadline, tell))
-        write_provenance(part, settings.out)
+        write_provenance(part, settings.out, known=known)
     return found
 
 
@@ -173,12 +193,14 @@ def check_evidence(part: Part, out: Path) -> None:
         raise ValueError(f"{path} is of other kernels than these: choose another folder, or remove its tables")
 
 
-def write_provenance(part: Part, out: Path, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+def write_provenance(
+    part: Part, out: Path, kept: Sequence[Mapping[str, Any]] = (), known: Mapping[str, Part] = PARTS
+) -> None:
     """Say which machine, versions and kernels the tables of a folder are of, and which campaigns rows were kept of."""
     path = out / part.provenance
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8")).get("kept", ())
-    alike = {name: other for name, other in PARTS.items() if other.provenance == part.provenance}
+    alike = {name: other for name, other in known.items() if other.provenance == part.provenance}
     tables = [(out / table.file, table) for other in alike.values() for table in other.tables]
     dtypes = [
         row[table.columns.index("dtype")]

@@ -5,6 +5,7 @@ Drawn the same on every machine: seeds count the cases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fa3_kernels.plan.choose import choose_num_splits, config_of
 from fa3_kernels.plan.tile_order import count_items, shape_of
 from fa3_kernels.plan.tile_times import can_pack
 from fa3_kernels.twin.quantize import quantize_qkv
@@ -287,7 +289,7 @@ def tile_cases(dtype: Dtype, seeds: Iterator[int]) -> list[Case]:
 
 
 def _as_first_run(case: Case) -> Case:
-    """Return a case with the tile and the packing that it was first compared with, whatever a launch chooses now."""
+    """Return a case with the tile, packing and parts that it was first compared with, whatever a launch chooses now."""
     p = case.problem
     if p.is_varlen:
         return case
@@ -299,6 +301,9 @@ def _as_first_run(case: Case) -> Case:
     if can_pack(p) and "pack_gqa" not in choices:
         packed, plain = (count_items(shape_of(p, pack_gqa=pack), rows) for pack in (True, False))
         choices["pack_gqa"] = packed < plain
+    if choices.get("num_splits") == 0:  # chosen without the bytes of partial sums
+        in_one: dict[str, Any] = choices | {"num_splits": 1}
+        choices["num_splits"] = choose_num_splits(p, config_of(p, **in_one), merged_bytes=math.inf)
     return replace(case, choices=choices)
 
 

@@ -13,7 +13,7 @@ from fa3_kernels.gluon.quantize import quantize_qkv
 from fa3_reports.bits.quantise_cases import HIDDEN
 from fa3_reports.bits.table import CaseTable
 from fa3verify.bench.graphs import GraphTimed
-from fa3verify.timed.timing import Clock, Pace, measure
+from fa3verify.timed.timing import Pace, measure
 
 SEQLEN = 4096
 PACE = Pace(rounds=7, pause_s=0.03)
@@ -74,9 +74,9 @@ def rows(case: tuple[int, int]) -> list[list[Any]]:
     shape = (tokens // SEQLEN, SEQLEN, HIDDEN // dim, dim)
     tensors = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3)]
     runs = {name: GraphTimed(launch) for name, launch in quantisers(tensors).items()}
-    times = measure(runs, PACE, Clock())
+    bursts = measure(runs, PACE)
     elements = 3 * math.prod(shape)
-    median = {name: statistics.median(burst.ms for burst in found.bursts) for name, found in times.items()}
+    median = {name: statistics.median(burst.ms for burst in found) for name, found in bursts.items()}
     found = []
     for name, ms in median.items():
         moved = bytes_moved(name, elements)

@@ -1,12 +1,14 @@
-"""Verbs device, claims, clauses and issue: the pages and texts that are made of what is published."""
+"""Verbs for the pages and texts of what is published, and for what may join it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import rich_click as click
+from click.exceptions import Exit
 
-from fa3verify.cli.exits import EPILOG, Verb
+from fa3verify.cli.exits import EPILOG, OK, USAGE, Verb
+from fa3verify.cli.options import workers_option
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -39,6 +41,34 @@ def clauses(out: Path | None) -> None:
     from fa3_reports import conformance as pages
 
     click.echo("\n".join(map(str, pages.write(out or pages.ROOT))))
+
+
+@click.command(cls=Verb, epilog=EPILOG)
+@click.option("--out", type=_FOLDER, default=Path("reports/invariance"), show_default=True)
+@workers_option
+def invariance(out: Path, workers: int) -> None:
+    """Compare the bits of our kernels and of the released FlashAttention-3 over all that a serving stack may change.
+
+    OUT gets the table, README.md, and table.json with every comparison; a difference is no finding.
+    """
+    from fa3_reports import invariance as table
+    from fa3verify.cli.console import counting
+
+    with counting("comparisons", False) as tell:
+        click.echo(str(table.write(out, workers, tell)))
+
+
+@click.command(cls=Verb, epilog=EPILOG)
+@click.argument("file", type=_FILE)
+def row(file: Path) -> None:
+    """Say in one line each what is wrong with FILE, an atlas.json that is to be sent; exit code 2 if anything is."""
+    from fa3_reports.atlas_rows import mistakes
+    from fa3verify.text import one_line
+
+    lines = mistakes(file)
+    for line in lines or ["its form is right; whether its figures are, fa3verify replay says"]:
+        click.echo(one_line(f"{file}: {line}"), err=bool(lines))
+    raise Exit(USAGE if lines else OK)
 
 
 @click.command(cls=Verb, epilog=EPILOG)

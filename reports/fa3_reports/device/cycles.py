@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fa3_reports import stamps
 from fa3_reports.device.blocks import Figure, Section, as_printed, fixed, whole
 from fa3_reports.device.figures import draw_predictions, draw_timeline
 from fa3_reports.device.kernels import look
 from fa3_reports.device.source import Row, Source
 from fa3verify.report.tables import PageColumn, PageTable, percent
-from fa3verify.timed import stamps
 
 ERRORS = ("simulated_cycles", "roofline_cycles", "closed_form_cycles")
 BLOCKS_SHOWN = 2.5  # of a timeline

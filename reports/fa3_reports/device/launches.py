@@ -37,6 +37,7 @@ def _kinds() -> dict[str, Kind]:
         values |= {"pingpong": choices.get("pingpong", True), "overlap": choices.get("intra_wg_overlap", True)}
         values |= {"warp_specialized": choices.get("warp_specialize", True)}
         values |= {"tile_m": choices.get("tile", (0, 0))[0]}  # 0: none is chosen
+        values["attention_chunk"] = p.attention_chunk
         row = {name: str(value) for name, value in values.items()}
         head_dim, _ = traits_of(OURS).compiled_head_dims(p)
         found[probe.name] = Kind(probe.function, p.dtype == "e4m3", head_dim, _features(row))
@@ -63,6 +64,7 @@ def _features(row: Mapping[str, str]) -> frozenset[str]:
         "right": is_right,
         "softcap": float(row.get("softcap") or 1) > 0,
         "varlen": row.get("varlen") != "False",
+        "chunk": row.get("attention_chunk", "0") != "0",  # a table without the column is older than chunks
         "packed": row.get("pack_gqa") != "False",
         "splits": _may_split(row),
         "blocks": row.get("v_scope", "1") not in ("none", "tensor", "head", "0"),

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fa3_reports import stored
 from fa3_reports.bench_rows import RECORDED, read_rows
 from fa3verify import files
 
@@ -75,7 +76,7 @@ class Source:
     def rows(self, path: str) -> list[Row]:
         """Read a CSV table, or records of bench as one; kernels have the names that they have now."""
         content = self.text(path)
-        found = read_rows(self.root / path) if path.endswith(".jsonl") else files.csv_rows(content, path)
+        found = read_rows(self.root / path) if path.endswith(".jsonl") else stored.csv_rows(content, path)
         for row in found:
             for column in {"kernel"} & row.keys():
                 row[column] = RECORDED.get(row[column], row[column])

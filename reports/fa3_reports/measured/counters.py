@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from fa3_reports.bench.cells import CELL_FIELDS, SIZES, Cell
 from fa3_reports.bench.tables import SWITCHES
-from fa3_reports.stored import read_csv
+from fa3_reports.stored import csv_rows, read_csv
 from fa3_simulator.roofline import SUB_CORES
-from fa3verify.files import csv_rows, csv_text
+from fa3verify.files import csv_text
 
 MARK = "spin_kernel"  # of torch.cuda._sleep
 # Cycles are those of an SM: its own clock ticks from first to last, those with a warp on it, and those in which each of

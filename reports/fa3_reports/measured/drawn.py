@@ -1,4 +1,4 @@
-"""Draw six public kernels from the list of those that nobody here has described.
+"""Draw six public kernels from the list of those that nobody here has described, and six more.
 
     python -m fa3_reports.measured.drawn reports/h200/schedules/sources.toml
 
@@ -16,6 +16,7 @@ from pathlib import Path
 DRAW = 20261130
 SPARES = 20261201
 COUNT = 6
+NEXT = 20261202  # of the second six, drawn from those that are left when the first six have been timed
 
 
 def drawn(names: Sequence[str], unbuildable: Sequence[str] = ()) -> list[str]:
@@ -44,11 +45,20 @@ def spares_of(names: Sequence[str]) -> list[str]:
     return random.Random(SPARES).sample([name for name in names if name not in first], COUNT)
 
 
+def next_six(names: Sequence[str], unbuildable: Sequence[str] = ()) -> list[str]:
+    """Return the six kernels of the second test: of the names that the first one left, the first six that can be built
+    in the order of one draw of all."""
+    known = {*drawn(names, unbuildable), *unbuildable}
+    left = [name for name in names if name not in known]
+    return random.Random(NEXT).sample(left, len(left))[:COUNT]
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Print the kernels drawn from the list that is given."""
+    """Print the kernels drawn from the list that is given, and those of the second test."""
     listed = tomllib.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     names = [kernel["name"] for kernel in listed["kernel"]]
-    print("\n".join(drawn(names, [kernel["name"] for kernel in listed["kernel"] if "dropped" in kernel])))
+    dropped = [kernel["name"] for kernel in listed["kernel"] if "dropped" in kernel]
+    print("\n".join([*drawn(names, dropped), *next_six(names, dropped)]))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
+from fa3_reports import stamps
 from fa3_reports.measured import counters, timings
 from fa3_reports.measured.printed import parser_of, printed
 from fa3_simulator.costs import TICKS, costs
@@ -21,12 +22,11 @@ from fa3_simulator.cta import kernel_of
 from fa3_simulator.engine import simulate
 from fa3_simulator.machine import Machine
 from fa3_simulator.overlap import Overlap, measure, softmax_ticks
-from fa3_simulator.run import estimate, launched
+from fa3_simulator.run import estimate
 from fa3_simulator.schedules import TileBlocks, read_switches
 from fa3_simulator.timeline import bars
 from fa3_simulator.what_if import speedups
 from fa3verify.files import markdown_table
-from fa3verify.timed import stamps
 
 INTRO = """T is the time of a launch or of a step, T_tensor that of its tensor cores, T_softmax the vector work of all
 warpgroups run alone, all in cycles of an SM. Exposed is T - T_tensor, hidden the share of T_softmax that is not, and
@@ -108,7 +108,7 @@ def launches(path: Path, machine: Machine) -> Iterator[Launch]:
     counted = counters.read(path)
     for row in timings.read(path)[0]:
         found = estimate(row.problem, row.config, machine, row.clock_mhz)
-        config = launched(row.problem, row.config)
+        config = kernel_of(row.config).compiled(row.problem).config
         assert isinstance(config, Config)
         cta = cta_of(config, machine, row.clock_mhz)
         steps = kernel_of(config).launch(row.problem, machine, row.clock_mhz).blocks / machine["sms"]

@@ -257,7 +257,7 @@ def transferred(
         value = constant.value if is_same else float(f"{constant.value * ratio:.3g}")
         told = f"as the {reference.name}" if is_same else f"{ratio:.3f} of the {reference.name}"
         changed[key] = replace(constant, value=value, source=f"{source}: {text}: {told}", date=date, kind="measured")
-    return replace(reference, name=name, **changed)
+    return replace(reference, name=name, table={**reference.table, **changed})
 
 
 def text_of(machine: Machine) -> str:

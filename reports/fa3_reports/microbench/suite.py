@@ -14,7 +14,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fa3_reports.microbench import additions, arrivals, copies, latency, sharing, steps, tiles, warp_mma
+from fa3_reports.microbench import (
+    additions,
+    arrivals,
+    copies,
+    latency,
+    sharing,
+    steps,
+    tiles,
+    warp_latency,
+    warp_mma,
+    warp_streams,
+)
 from fa3_reports.microbench.experiment import COLUMNS, Bench, Experiment, digest, one_cta, timed
 from fa3_reports.microbench.launch import LaunchProbe, launches
 from fa3_reports.microbench.ptx import (
@@ -209,6 +220,8 @@ def experiments(multiprocessors: int) -> Iterator[Experiment | LaunchProbe]:
     yield from latency.latencies(multiprocessors)
     yield from arrivals.arrivals()
     yield from warp_mma.warp_mma()
+    yield from warp_latency.warp_latencies(multiprocessors)
+    yield from warp_streams.warp_streams(multiprocessors)
     yield from launches(multiprocessors)
 
 

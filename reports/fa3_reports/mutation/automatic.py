@@ -15,10 +15,10 @@ from typing import Any, Literal
 from fa3_reports.mutation import edits, examine, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
-from fa3_reports.stored import unpack
+from fa3_reports.stored import csv_rows, unpack
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.campaign.tasks import CallTask, Outcome, run as run_tasks, source_stamp
-from fa3verify.files import csv_lines, csv_rows, read_text, stored, write_text
+from fa3verify.files import csv_lines, read_text, stored, write_text
 from fa3verify.known import registry
 
 # Ours in fp16 and e4m3, the quantiser, both backwards, and the family whose softmax differs most from ours.

@@ -12,10 +12,9 @@ import numpy as np
 
 from fa3_kernels.plan.config import Config
 from fa3_reference.problem import AttentionProblem
-from fa3_simulator.backward import backward
 from fa3_simulator.backward_choice import shipped_schedule
 from fa3_simulator.backward_schedule import BackwardSchedule
-from fa3_simulator.forward import forward
+from fa3_simulator.cta import kernel_of
 from fa3_simulator.program import Actor, Builder, Mbarrier, NamedBarrier, Op, Program, Slot
 from fa3_simulator.schedules import TileBlocks
 
@@ -76,21 +75,21 @@ def replaced(program: Program, name: str, text: str, which: int, **columns: int)
 
 
 def gluon(**changes) -> Program:
-    return forward(Config(**changes), TILES)
+    return kernel_of(Config(**changes)).program(TILES)
 
 
 def flash3(**changes) -> Program:
-    return forward(Config(family="flash3", **changes), TILES)
+    return kernel_of(Config(family="flash3", **changes)).program(TILES)
 
 
 def gradients(**changes) -> Program:
-    return backward(BackwardSchedule(**changes), [TileBlocks(4), TileBlocks(3)])
+    return kernel_of(BackwardSchedule(**changes)).program([TileBlocks(4), TileBlocks(3)])
 
 
 def upstream(head_dim: int) -> Program:
     """The gradients of FlashAttention-3, whose CTAs take one tile."""
     problem = AttentionProblem(1, 1, 1, 128, 128, head_dim, causal=True)
-    return backward(shipped_schedule(problem, "flash3"), [TileBlocks(5, 2)])
+    return kernel_of(shipped_schedule(problem, "flash3")).program([TileBlocks(5, 2)])
 
 
 def without_a_second_slot(program: Program) -> Program:
@@ -133,8 +132,8 @@ FP8_TILE = {**FP8, "tile_n": 224}
 
 def other_trip_count(name: str, changes: dict) -> Program:
     """One actor runs a tile with another number of blocks."""
-    program = forward(Config(**changes), TILES)
-    other = forward(Config(**changes), [TileBlocks(5), TileBlocks(2), TileBlocks(4)])
+    program = kernel_of(Config(**changes)).program(TILES)
+    other = kernel_of(Config(**changes)).program([TileBlocks(5), TileBlocks(2), TileBlocks(4)])
     return edited(program, name, lambda _: other.actors[actor_index(other, name)].ops.tolist())
 
 
@@ -249,12 +248,12 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (
         0,
         "three stages: the scores of the next block are read while Q K^T runs",
-        lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "read S.0[0]", "wait wgmma", 1),
+        lambda: moved(gluon(softmax_stages=3, tile_n=96), "consumer 0", "read S[0] of consumer 0", "wait wgmma", 1),
     ),
     (
         0,
         "a part of P V is added to O while it is summed",
-        lambda: moved(gluon(**FP8, promotion_interval=64), "consumer 0", "read O.0[1]", "wait wgmma", 0),
+        lambda: moved(gluon(**FP8, promotion_interval=64), "consumer 0", "read O[1] of consumer 0", "wait wgmma", 0),
     ),
     (40, "a full barrier is not waited for", lambda: dropped(gluon(), "consumer 0", "wait v_full", 4)),
     (41, "a wait for a parity that has passed", wrong_parity),
@@ -282,7 +281,7 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (
         28,
         "V is overwritten before it is transposed",
-        lambda: moved(flash3(**FP8), "producer", "load v_full", "read v_raw", 4),
+        lambda: moved(flash3(**FP8), "producer", "load v_raw_full", "read v_raw", 4),
     ),
     (
         45,
@@ -307,11 +306,25 @@ PLANTED: tuple[tuple[int, str, Callable[[], Program]], ...] = (
     (47, "delta is read before it is there", lambda: dropped(gradients(), "consumer 0", "wait dout_full", 1)),
     (56, "dQ is read before its GEMM is done", lambda: dropped(gradients(), "consumer 1", "wait wgmma", 2)),
     (0, "a CTA ends while its store reads shared memory", lambda: dropped(gluon(), "consumer 0", "wait store", -1)),
-    (0, "O is rescaled while P V runs", lambda: moved(gluon(), "consumer 0", "read O.0", "wait wgmma", 1)),
+    (
+        0,
+        "O is rescaled while P V runs",
+        lambda: moved(gluon(), "consumer 0", "read O[0] of", "wait wgmma", 1),
+    ),
     (0, "O is written to V's memory while another consumer reads V", lambda: unmet(flash3())),
     (0, "two of three consumers have read V when O is written to its memory", two_of_three),
     (0, "O is written to V's memory in front of the barrier", written_first),
     (0, "O that reaches into V's second stage is written in front of the barrier", lambda: written_first(**FP8_TILE)),
+    (
+        0,
+        "O is staged when one thread knows that its store has read the buffer",
+        lambda: dropped(gluon(), "consumer 0", "meet", 1),
+    ),
+    (
+        0,
+        "V is loaded when one thread of the transposing producer has read it",
+        lambda: dropped(flash3(**FP8), "producer", "meet", 2),
+    ),
     (0, "V is loaded while O leaves from its memory", lambda: dropped(flash3(), "producer", "wait o_stored")),
     (
         0,

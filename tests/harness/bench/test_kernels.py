@@ -22,6 +22,7 @@ from fa3verify.timed import timing
 
 pytestmark = pytest.mark.optional
 PROBLEM = AttentionProblem(1, 4, 4, 1024, 1024, 128, dtype="bf16")
+PROPERTIES = SimpleNamespace(multi_processor_count=132, L2_cache_size=50 << 20)
 OUTPUT: Any = LaunchOutput("out", "lse")  # pyright: ignore[reportArgumentType]
 
 
@@ -31,7 +32,7 @@ class FakeTimed:
     def __init__(self, launch: Callable[[int], Any]) -> None:
         self.launch = launch
 
-    def time(self, launches: int, probe: object, repeats: int = 1) -> timing.LaunchTime:
+    def time(self, launches: int, probe: object = None, repeats: int = 1) -> timing.LaunchTime:
         if "odd" in [self.launch(i) for i in range(launches)]:
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
         return timing.LaunchTime(0.5, 1500.0)
@@ -39,11 +40,11 @@ class FakeTimed:
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(runs: dict[str, FakeTimed], pace: timing.Pace, clock: object) -> dict[str, timing.Times]:
+    def measure(runs: dict[str, FakeTimed], pace: timing.Pace) -> dict[str, list[timing.LaunchTime]]:
         bursts = [timing.LaunchTime(ms, 1500.0) for ms in (0.3, 0.2, 0.1)]
-        return {name: timing.Times(bursts) for name in runs}
+        return dict.fromkeys(runs, bursts)
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a fake GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(kernels, "draw", lambda problem, copies, seed: [f"set {i}" for i in range(copies)])
@@ -51,7 +52,6 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "last_tiles", lambda problem, given, output, count: [output])
     monkeypatch.setattr(check, "bits_differing", lambda part, config: 0)
     monkeypatch.setattr(graphs, "GraphTimed", FakeTimed)
-    monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "measure", measure)
 
 
@@ -82,7 +82,7 @@ def prepared(output: Any = "out", wrong: str | Exception = "", error: Exception 
     ],
 )
 def test_a_kernel_is_timed_if_it_is_right_and_the_others_go_on(prepare: Any, status: str, reason: str) -> None:
-    found = kernels.measured(PROBLEM, {"first": prepared(), "asked": prepare, "last": prepared()})
+    found = kernels.measured((PROBLEM, "forward"), {"first": prepared(), "asked": prepare, "last": prepared()})
     assert list(found) == ["first", "asked", "last"]
     assert found["asked"][:2] == (status, reason)
     assert [len(each.bursts) for each in found.values()] == [3, 3 if status == "timed" else 0, 3]
@@ -94,11 +94,11 @@ def test_a_lost_context_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "synchronize", gone)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        kernels.measured(PROBLEM, {"wild": prepared(error=RuntimeError("wild")), "last": prepared()})
+        kernels.measured((PROBLEM, "forward"), {"wild": prepared(error=RuntimeError("wild")), "last": prepared()})
 
 
 def speeds(problem: AttentionProblem, *names: str) -> dict[str, Any]:
-    found = kernels.speeds(problem, names)
+    found = kernels.speeds((problem, "forward"), names)
     assert found["gpu"] == "a fake GPU"
     return {row["kernel"]: row for row in found["kernels"]}
 

@@ -1,4 +1,4 @@
-"""Schedules built and timed: cycles by the counted clock, none for wrong bits, and what ptxas makes of them. No GPU."""
+"""Schedules timed: cycles by the counted clock, and none for wrong bits. No GPU."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypat
     def launched(problem: AttentionProblem, inputs: list, choices: Choices) -> Callable[[int], tuple]:
         return lambda i: (choices.tile, None)
 
-    def measure(runs: dict, pace: timing.Pace, clock: object) -> dict:
+    def measure(runs: dict, pace: timing.Pace) -> dict:
         bursts = [timing.LaunchTime(ms, 1500.0) for ms in (0.3, 0.2, 0.1)]
-        return {name: timing.Times(bursts) for name in runs}
+        return dict.fromkeys(runs, bursts)
 
-    graph = SimpleNamespace(time=lambda launches, probe: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    graph = SimpleNamespace(time=lambda launches: None)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda _: SimpleNamespace(multi_processor_count=132, L2_cache_size=50 << 20),
+    )
     monkeypatch.setattr(kernels, "our_launch", launched)
     monkeypatch.setattr(kernels, "draw", lambda problem, copies, seed: ["inputs"] * copies)
     monkeypatch.setattr(check, "last_tiles", lambda problem, inputs, output, count: [output.out])
     monkeypatch.setattr(check, "bits_differing", lambda tile, config: 7 * (tile == (128, 32)))
     monkeypatch.setattr(graphs, "GraphTimed", lambda launch: graph)
-    monkeypatch.setattr(timing, "Clock", object)
     monkeypatch.setattr(timing, "measure", measure)
     options = [{"tile": tile} for tile in ((128, 128), (192, 48), (128, 32))]
     timed, refused, wrong = tuning.measure_cycles(PROBLEM, options)
@@ -46,11 +49,7 @@ def test_cycles_are_time_at_the_counted_clock_and_wrong_bits_have_none(monkeypat
     assert wrong == "wrong: 7 bits differ from the twin"
 
 
-def test_options_are_those_of_the_launch_and_a_sound_schedule_compiles() -> None:
+def test_options_are_those_of_the_launch() -> None:
     fp8 = Config(dtype="e4m3", promotion_interval=64, tile_n=64, pack_gqa=True)
     options = tuning.options_of(fp8, AttentionProblem(1, 8, 2, 1, 512, 128, dtype="e4m3"))
     assert Choices(**options).pack_gqa
-    built = tuning.compile_schedule(PROBLEM, Config(tile_n=64))
-    assert (built.spill_bytes, built.note) == (0, "")
-    assert 100 < built.registers <= 240
-    assert tuning.compile_schedule(PROBLEM, Config(tile_n=48)).note.startswith("refused: tile_n must be")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import pickle
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import time
@@ -120,6 +123,44 @@ def test_a_segmentation_fault_names_its_signal_and_its_place(pool):
     with pytest.raises(WorkerLost, match=r"killed by SIGSEGV; it printed last: .*in fault") as lost:
         pool.submit(fault).result(timeout=60)
     assert lost.value.at is None
+
+
+def write_into_every_socket() -> None:
+    for descriptor in range(3, 256):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, struct.pack("!i", 4) + b"oops")
+    time.sleep(600)
+
+
+def test_a_worker_whose_pipe_has_something_else_in_it_is_lost_and_never_waited_for(pool):
+    with pytest.raises(WorkerLost, match=r"something else wrote into its pipe \(UnpicklingError: .*stopped"):
+        pool.submit(write_into_every_socket).result(timeout=15)
+    assert pool.submit(abs, -3).result(timeout=60) == 3
+
+
+def warm_up_in_a_fork() -> None:
+    if not os.fork():
+        with watch.warming("x"):
+            time.sleep(600)
+    time.sleep(600)
+
+
+def test_a_process_that_a_task_forks_says_nothing_in_its_name():
+    with IsolatingPool(1, limit_s=1.0) as executor, pytest.raises(WorkerLost, match="no answer within 1 s"):
+        executor.submit(warm_up_in_a_fork).result(timeout=60)
+
+
+def test_a_task_for_which_no_process_can_start_fails_alone(monkeypatch):
+    def start(process):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with IsolatingPool(1, limit_s=20.0) as executor:
+        with monkeypatch.context() as patch:
+            patch.setattr(multiprocessing.context.SpawnProcess, "start", start)
+            with pytest.raises(WorkerLost, match="no process could be started for it: BlockingIOError"):
+                executor.submit(abs, -3).result(timeout=60)
+        assert executor.submit(abs, -3).result(timeout=60) == 3
 
 
 def test_memory_beyond_the_limit_is_an_error_of_the_task_alone(pool):

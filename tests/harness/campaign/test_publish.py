@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fa3verify.campaign import accumulator_loss, atlas, atlas_check, pool, replay_files
+from fa3_reports.atlas_rows import mistakes
+from fa3verify.campaign import accumulator_loss, atlas, pool, replay_files
 from fa3verify.campaign.run import KernelRun, Loss, Run
 from fa3verify.commands import publish, replay, verify
 from fa3verify.kernels import twins
@@ -124,7 +125,7 @@ def test_a_planted_fault_is_seen_on_the_page(published):
 
 def test_what_was_published_may_be_sent(published):
     _, out, _ = published
-    assert atlas_check.mistakes(out / atlas.FILE) == []
+    assert mistakes(out / atlas.FILE) == []
 
 
 def test_a_run_that_is_resumed_keeps_what_was_judged(published, monkeypatch):

@@ -53,11 +53,26 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def test_an_option_of_an_earlier_version_is_named_and_not_shown():
-    result = run("verify", "twin.fp16", "--no-studies")
+@pytest.mark.parametrize(
+    ("verb", "option", "words"),
+    [
+        ("verify", ("--no-studies",), "verify makes no studies"),
+        (
+            "simulate",
+            ("--measured", "a.csv"),
+            "python -m fa3_reports timeline STAMPS.csv --trace FILE, from a checkout",
+        ),
+        ("simulate", ("--measure",), "python -m fa3_reports timeline STAMPS.csv --record, from a checkout"),
+        ("tune", ("--compile",), "python -m fa3_reports audit compiles what ships, from a checkout"),
+        ("compare", ("--out", "page.md"), "python -m fa3_reports invariance writes the table, from a checkout"),
+        ("atlas", ("--check", "atlas.json"), "python -m fa3_reports row FILE, from a checkout"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_named_and_not_shown(verb, option, words):
+    result = run(verb, *option, "twin.fp16")
     assert result.exit_code == 2
-    assert "--no-studies is no option any more: verify makes no studies" in " ".join(result.stderr.split())
-    assert "studies" not in run("verify", "--help").stdout
+    assert f"{option[0]} is no option any more: {words}" in " ".join(result.stderr.replace("│", " ").split())
+    assert f"{option[0]} " not in run(verb, "--help").stdout
 
 
 @pytest.mark.parametrize(

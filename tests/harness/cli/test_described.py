@@ -41,6 +41,32 @@ def test_the_page_is_simulated_and_its_settings_count(gemm: Path) -> None:
     assert told["hazards"] == []
 
 
+COPY = """from fa3verify.schedule import Launch, kernel
+
+@kernel
+def copy(cta, tiles):
+    ring = cta.ring("X", 2, 65536, consumers=1)
+    c, p = cta.warpgroup("consumer", registers=64), cta.warp("producer", registers=24)
+    for tile in tiles:
+        for _ in range(tile.blocks):
+            c.release(c.wait_full(ring))
+            p.tma_load(p.acquire(ring), far=True)
+
+@copy.launch
+def launch():
+    return Launch([64] * 132, flops=1, hbm_bytes=132 * 64 * 65536)
+"""
+
+
+def test_what_a_kernel_that_hbm_binds_does_not_do_would_make_it_no_faster(tmp_path: Path) -> None:
+    path = tmp_path / "copies.py"
+    path.write_text(COPY)
+    told = json.loads(run("simulate", path, "--quiet", "--json", "-")[1])
+    assert told["binds"] == "hbm"
+    assert told["times_as_fast_if_free"]["exponentials"] == 1
+    assert told["times_as_fast_if_free"]["copies"] > 10
+
+
 def test_two_kernels_are_compared_and_the_differences_add_up(gemm: Path) -> None:
     code, out, _ = run("simulate", f"{gemm},stages=2", f"{gemm},stages=4", "--quiet", "--json", "-")
     assert code == 0
@@ -110,14 +136,32 @@ def test_a_tile_with_a_cta_of_its_own_is_not_judged_behind_another(tmp_path: Pat
     assert "barrier" in out or "race" in out
 
 
-def test_values_are_ranked_and_the_first_is_said_in_a_sentence(gemm: Path) -> None:
-    code, out, _ = run("tune", gemm, "--over", "bn=64:256:64", "--over", "stages=2,3,9", "--set", "m=2048", "--top", 4)
+def test_values_are_ranked_and_the_first_is_said_in_a_sentence_and_drawn(gemm: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "gemm.svg"
+    over = ("--over", "bn=64:256:64", "--over", "stages=2,3,9")
+    code, out, _ = run("tune", gemm, *over, "--set", "m=2048", "--top", 4, "--svg", picture)
     assert code == 0
-    assert re.search(r"^  1 bn 256, stages 3: \d+ cycles, \d+ TFLOP/s #+$", out, re.MULTILINE)
+    assert re.search(r"^  1 bn 256, stages 3: \d+ cycles, \d+ TFLOP/s$", out, re.MULTILINE)
     assert re.search(r"and 8 more; of all, \d do not fit", out)
     assert re.search(
-        r"^Take bn 256, stages 3: .* ahead of the next; with vector counts 20% higher it is still", out, re.M
+        r"^Take bn 256, stages 3: .*% ahead of bn 192, stages 3, bound by tensor; with vector counts 20% lower it is "
+        r"still the first, 20% higher it is still the first\. Choices within 5% are a tie\.$",
+        out,
+        re.M,
     )
+    drawn = re.findall(r">([^<>]+)</text>", picture.read_text())
+    assert [words for words in drawn if words.startswith("bn")] == ["bn 128", "bn 192", "bn 256"]  # 64 is too slow
+    assert [words for words in drawn if words.startswith("stages")] == ["stages 3", "stages 2"]
+    assert any("gemm(m=2048) on H200" in words for words in drawn)
+
+
+def test_nothing_to_choose_and_nothing_that_fits_are_said(gemm: Path, tmp_path: Path) -> None:
+    assert "\nTake it as it is: bound by tensor; with" in run("tune", gemm)[1]
+    answers = json.loads(run("tune", gemm, "--json", "-")[1])["answers"]
+    assert answers["H200"].startswith("Take it as it is: bound by tensor")
+    picture = tmp_path / "none.svg"
+    assert run("tune", gemm, "--over", "stages=8:9", "--svg", picture)[1].endswith("\nnone of 2 fits\n")
+    assert not picture.exists()
 
 
 def test_what_if_changes_the_machine_for_families_and_descriptions(gemm: Path) -> None:
@@ -140,7 +184,6 @@ def test_what_if_changes_the_machine_for_families_and_descriptions(gemm: Path) -
         (("simulate", "nowhere.py"), "there is no file nowhere.py"),
         (("simulate", "gluon", "flash3", "flash4"), "two to compare, got 3"),
         (("tune", "{gemm}", "--over", "stages"), "a setting is NAME=VALUE"),
-        (("simulate", "{gemm}", "--measure"), "are for one family"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(gemm: Path, arguments: tuple, words: str) -> None:
@@ -148,3 +191,23 @@ def test_what_is_not_there_is_said_in_one_line(gemm: Path, arguments: tuple, wor
     assert code == 2
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("c.wgmma(", "c.wgma(", "16: 'Warps' object has no attribute 'wgma'"),
+        ("m=rows, ", "m=row, ", "16: name 'row' is not defined"),
+        ("convert=0.5", "converts=0.5", "20: .*converts"),
+        ("rows = bm // consumers\n", "rows = bm // (consumers\n", r"\d+: '\(' was never closed"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["simulate", "hazards"])
+def test_a_slip_in_a_description_is_named_with_its_line(
+    verb: str, old: str, new: str, words: str, gemm: Path, tmp_path: Path
+) -> None:
+    slip = tmp_path / "slip.py"
+    slip.write_text(gemm.read_text().replace(old, new))
+    code, _, err = run(verb, slip)
+    assert code == 2
+    assert re.search(rf"slip\.py:{words}", err)

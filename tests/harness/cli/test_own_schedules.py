@@ -100,9 +100,9 @@ def test_g_marks_what_a_launch_takes_and_nothing_else(kernel: str) -> None:
     ("arguments", "rule"),
     [
         (("--seqlen", 10**8), "at most 1048576 query rows per sequence"),
-        (("--seqlen", 10**11), "at most 1048576 query rows per sequence"),
+        (("--seqlen", 10**11), "at most 2^31 rows of output"),
         (("--backward", "--seqlen", 10**8), "at most 1048576 query rows per sequence"),
-        (("--nheads", 32, "--seqlen", 2**20), "at most 2^31 output elements"),
+        (("--nheads", 32, "--seqlen", 2**20), "launches of at most 262144 row tiles of 64"),
         (("--seqlen-q", 1, "--seqlen", 2**31), "at most 2^31 - 1 keys"),
         (("--seqlen-q", 1, "--nheads", 1, "--batch", 10**6), "launches of at most 262144 row tiles of 64"),
         (("--backward", "--seqlen-q", 1, "--seqlen", 2**24), "launches of at most 262144 key tiles of 64"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from fa3_simulator import tune
 from fa3_simulator.timeline import COLOURS, Bar, svg_gantt
 from fa3verify.cli.main import main
 
@@ -38,6 +39,13 @@ def test_figures_as_json_are_consistent() -> None:
     assert sum(figures["idle_tensor_share"].values()) == pytest.approx(1)
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tune rank three schedules, for what it says of any number."""
+    every = tune.candidates
+    monkeypatch.setattr(tune, "candidates", lambda *args, **kwargs: islice(every(*args, **kwargs), 3))
+
+
 UNDER_LOAD = {"clock_under_load_mhz", "milliseconds_under_load", "tflops_under_load"}
 LOADED = re.compile(r"  (\S+) ms, (\d+) TFLOP/s at (\d+) MHz, the clock predicted under load \((.*)\)")
 
@@ -55,6 +63,7 @@ def test_times_stand_at_the_largest_clock_and_at_the_one_predicted_under_load(mo
     assert fitted == "of a cool burst, fitted on one H200 at 700 W"
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("arguments", [("--clock-mhz", 1500), ("--machine", "h100")])
 def test_no_clock_is_predicted_beside_a_stated_one_or_for_a_machine_without_a_fit(arguments: tuple) -> None:
     for verb in ("simulate", "tune"):
@@ -71,12 +80,40 @@ def test_another_power_cap_of_the_gpu_here_is_said(monkeypatch: pytest.MonkeyPat
     assert "at 700 W)" in run("simulate", "--seqlen", 2048)[1]
 
 
-def test_a_launch_over_pages_that_the_kernels_refuse_is_not_simulated() -> None:
-    step = ("--seqlen-q", 1, "--seqlen", 4096, "--batch", 8, "--page-size", 16, "--pack-gqa")
-    code, _, err = run("simulate", *step, "--nheads", 28, "--nheads-kv", 4)
-    assert code == 2
-    assert "powers of two over packed sequences and pages, got 28 heads on 4" in err
-    assert run("simulate", *step, "--nheads", 32, "--nheads-kv", 8)[0] == 0
+def test_heads_of_a_group_that_no_tile_holds_are_apart_whatever_is_asked() -> None:
+    step = ("--seqlen-q", 1, "--seqlen", 4096, "--batch", 8, "--page-size", 16, "--nheads", 130, "--nheads-kv", 2)
+    asked, plain = (run("simulate", *step, *more) for more in (("--pack-gqa",), ("--no-pack-gqa",)))
+    assert asked == plain
+    assert "heads apart" in plain[1]
+
+
+def test_what_a_servers_call_launches_is_said_in_one_line() -> None:
+    step = ("simulate", "--seqlen-q", 1, "--seqlen", 4100, "--batch", 8, "--page-size", 16, "--dtype", "bf16")
+    told = [run(*step, "--nheads", nheads, "--nheads-kv", 4)[1].splitlines()[3].strip() for nheads in (28, 16)]
+    assert told == [
+        "64x128, heads packed, num_splits 4: packed_order, forward_fp16, combine",
+        "64x128, heads packed, num_splits 4: packed_order, forward_fp16, combine",
+    ]
+    packed = json.loads(run("simulate", "--seqlens-q", "700,30", "--causal", "--json", "-")[1])
+    assert packed["launches"] == "128x128, num_splits 1: packed_order, forward_fp16"
+    other = run("simulate", "--window", 500, 0, "--seqlen", 2048, "--tile", "128x96")[1]
+    assert "128x96, num_splits 1: forward_fp16, but no launch of ours has this tile and schedule" in other
+    assert "num_splits" not in run("simulate", "--seqlen", 2048)[1]
+
+
+@pytest.mark.usefixtures("few")
+def test_lengths_that_are_not_given_are_those_of_the_other_side() -> None:
+    for given, wanted in (
+        (("--seqlens-q", "700,30"), "2 x 16 heads, 700 x 700, 730 x 730 packed"),
+        (("--seqlens-k", "700,30"), "2 x 16 heads, 700 x 700, 730 x 730 packed"),
+        (("--seqlens-k", "700,30", "--seqlen-q", 1), "2 x 16 heads, 1 x 700, 2 x 730 packed"),
+        (("--seqlens-q", "7,3", "--seqlen", 900), "2 x 16 heads, 7 x 900, 10 x 1800 packed"),
+        (
+            ("--batch", 3, "--seqlen-q", 1, "--seqlen", 900, "--page-size", 64),
+            "3 x 16 heads, 1 x 900, 3 x 2700 packed, pages of 64",
+        ),
+    ):
+        assert f"dense, {wanted}: gluon" in run("tune", *given, "--top", 1)[1].splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +215,7 @@ def test_schedules_are_read_for_safety_too(verb: str) -> None:
     assert json.loads(run(*arguments, "--json", "-")[1])["hazards"] == []
 
 
-@pytest.mark.parametrize("option", [("--compile",), ("--measure", 3), ("--pack-gqa",)])
+@pytest.mark.parametrize("option", [("--measure", 3), ("--pack-gqa",)])
 def test_tune_backward_refuses_what_it_cannot_build(option: tuple) -> None:
     code, _, err = run("tune", "--backward", *option)
     assert code == 2
@@ -270,7 +307,7 @@ def test_keys_in_parts_say_what_merging_them_takes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--tile", "128x256"), "does not fit an SM of the H200: about 280 registers, a consumer thread has 240"),
+        (("--tile", "128x256"), "does not fit an SM of the H200: consumer 0: S 128 + O 64 + P and sums 64 + 24"),
         (("--tile", "128x128", "--stages", 4), "bytes of shared memory, a CTA has 232448"),
         (("--tile", "100x128"), "tile_m must be 64, 128 or 192"),
         (("--tile", "128"), "must be ROWSxKEYS"),
@@ -278,7 +315,7 @@ def test_keys_in_parts_say_what_merging_them_takes() -> None:
         (("--schedule", "overlap+overlap3"), "overlap (two stages) or overlap3 (three), got overlap+overlap3"),
         (
             ("--schedule", "overlap3"),
-            "about 248 registers, a consumer thread has 240; with 2 stages and this",
+            "are 248 registers, a thread has 240; with 2 stages and this",
         ),
         (("--stages", 3), "with 3 stages and this schedule a tile of 128x64 or 192x32 fits"),
         (("--head-dim", 256, "--stages", 3), "with 3 stages and this schedule a tile of 128x32 fits"),
@@ -290,14 +327,10 @@ def test_keys_in_parts_say_what_merging_them_takes() -> None:
         (("--machine", "a100"), "machine must be one of h100, h200"),
         (("--head-dim", 128, "--tile", "128x32", "--stages", 4), "turn[1] has id 16, legal are 0 to 15"),
         (("--nheads", 8, "--nheads-kv", 3), "nheads must be a multiple of nheads_kv, got 8 and 3"),
-        (
-            ("--nheads", 66, "--nheads-kv", 1, "--pack-gqa"),
-            "our kernels pack at most 64 heads to one of K and V, got 66",
-        ),
         (("--backward", "--pack-gqa"), "--backward does not take --pack-gqa"),
         (("--backward", "--num-splits", 2), "--backward does not take --num-splits"),
         (("--backward", "--dtype", "e4m3"), "the backward is for fp16 and bf16, got e4m3"),
-        (("--backward", "--tile", "128x128"), "about 280 registers, a consumer thread has 240"),
+        (("--backward", "--tile", "128x128"), "are 280 registers, a thread has 240"),
         (
             ("--backward", "--head-dim", 64, "--tile", "128x128", "--stages", 4),
             "bytes of shared memory, a CTA has 232448",
@@ -305,7 +338,13 @@ def test_keys_in_parts_say_what_merging_them_takes() -> None:
         (("--backward", "--kernel", "flash4"), "a backward schedule is known of flash3, gluon, got flash4"),
         (("--turns", "shift"), "--turns is for --backward"),
         (("--backward", "--turns", "shift", "--causal"), "turns shift is for dense problems of one length"),
-        (("--window", 128, 0), "dense or causal problems without varlen, window and softcap"),
+        (
+            ("--window", 128, 0, "--kernel", "flash3"),
+            "windows, packed sequences and pages are simulated for the forward",
+        ),
+        (("--seqlens-q", "30,x"), "must be lengths such as"),
+        (("--seqlens-q", "30,20", "--seqlens-k", "30"), "seqlens_k must hold batch = 2 integers"),
+        (("--seqlens-q", "30", "--seqlens-k", "0"), "nothing is launched, as no query sees a key"),
     ],
 )
 def test_impossible_requests_are_refused_with_the_rule(arguments: tuple, message: str) -> None:

@@ -1,11 +1,15 @@
-"""tune as a user calls it: which kernel, what the compiler and the GPU add, and what is said where they are absent."""
+"""tune as a user calls it: which kernel, what the GPU adds, and what is said where it is absent."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +23,7 @@ from fa3verify.cli.main import main
 
 SHORT = ("--seqlen", 1024, "--nheads", 4)
 WIDE = ("--head-dim", 256)  # which has the fewest tiles and schedules to simulate
+LONG = (*WIDE, "--seqlen", 8192, "--nheads", 8, "--causal")  # for which there are intervals
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,6 +84,7 @@ def table(*arguments: object) -> list[str]:
         pytest.param((), marks=pytest.mark.nightly),
         ("--kernel", "gluon", "--dtype", "e4m3"),
         pytest.param(("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1), marks=pytest.mark.nightly),
+        LONG,
         pytest.param(("--head-dim", 96), marks=pytest.mark.nightly),
         ("--seqlen-q", 1, "--nheads", 8, "--nheads-kv", 1, "--top", 10),
     ],
@@ -88,10 +94,12 @@ def test_a_table_fits_80_columns_and_names_problem_machine_clock_and_error(argum
     assert max(map(len, lines)) <= 80, lines
     assert {"stages", "cycles", "ms"} <= set(lines[2].split())
     assert "slots" not in lines[2]
-    assert "x 1024: " in lines[0]
+    assert f"x {8192 if arguments == LONG else 1024}: " in lines[0]
     assert lines[0].endswith(" on H200 at 1980 MHz")
     assert lines[1].startswith("lower bound ")
-    assert any("held-out H200 timings of" in line for line in lines)
+    said = " ".join(" ".join(lines).split())
+    assert ("90%: interval of the measured time, by held-out H200 timings of " in said) == (arguments == LONG)
+    assert ("no interval: too few such launches were timed" in said) == (arguments != LONG)
     assert "nan" not in " ".join(lines)
 
 
@@ -105,14 +113,27 @@ def test_every_row_has_its_time_at_the_clock_predicted_under_load_and_the_table_
     said = " ".join(" ".join(table(*WIDE)).split())
     assert f"the first: {first['milliseconds_under_load']:.4g} ms, {first['tflops_under_load']:.0f} TFLOP/s at " in said
     assert f"at {first['clock_under_load_mhz']:.0f} MHz, the clock predicted under load (of a cool burst" in said
+    assert found["answer"] in said
 
 
-def test_rows_within_the_held_out_error_of_the_first_share_its_place() -> None:
-    found = figures(*WIDE)
-    error, rows = found["held_out"]["error"], found["ranked"]
+def test_rows_that_the_wider_interval_does_not_tell_from_the_first_share_its_place() -> None:
+    rows = figures(*LONG)["ranked"]
+    half = [(row["cycles_high"] - row["cycles_low"]) / 2 / row["cycles"] for row in rows]
     first = [row["place"] == 1 for row in rows]
-    assert first == [row["cycles"] <= rows[0]["cycles"] * (1 + error) for row in rows]
+    assert first == [row["cycles"] <= rows[0]["cycles"] * (1 + max(each, half[0])) for row, each in zip(rows, half)]
     assert 1 < sum(first) < len(rows)
+
+
+def test_every_row_has_its_interval_in_the_table_json_and_csv_and_says_what_it_is_of() -> None:
+    rows = figures(*LONG)["ranked"]
+    _, text, _ = run(*LONG, "--csv", "-")
+    assert {row["interval_class"] for row in rows} == {"gluon 16 bits d256, other schedules"}
+    for row, line, of_csv in zip(rows, table(*LONG)[3:], csv.DictReader(io.StringIO(text)), strict=False):
+        ends = (row["cycles_low"], row["cycles_high"])
+        assert "..".join(f"{end / row['cycles'] - 1:+.0%}" for end in ends) in line
+        assert float(of_csv["cycles_high"]) == pytest.approx(ends[1], rel=1e-5)
+        assert row["milliseconds_low"] / row["milliseconds"] == pytest.approx(ends[0] / row["cycles"], rel=1e-4)
+        assert (of_csv["interval_class"], int(of_csv["interval_rows"])) == (row["interval_class"], row["interval_rows"])
 
 
 def test_tiles_that_hbm_binds_alike_are_one_row_that_says_its_gigabytes_per_second() -> None:
@@ -155,31 +176,13 @@ def test_two_machines_are_told_apart() -> None:
     assert max(map(len, table(*both))) <= 80
 
 
-def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: "package triton is not installed (extra 'gpu')")
-    code, out, _ = run("--compile", *WIDE)
-    assert code == 0
-    assert "not compiled: package triton is not installed (extra 'gpu'); registers are estimated" in out
-
-
 @pytest.mark.optional
-def test_registers_and_spills_are_shown_and_bad_schedules_marked(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([tuning.Built(240, 64, "2 spill instructions in the loops"), tuning.Built(190, 0)])
-    monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: None)
-    monkeypatch.setattr(tuning, "compile_schedule", lambda problem, config: next(answers))
-    code, out, _ = run("--compile", "--top", 2)
-    first, second = (line for line in out.splitlines() if " registers, " in line)
-    assert code == 0
-    assert first.endswith("240 registers, 64 bytes spilled, ! 2 spill instructions in the loops")
-    assert second.endswith("190 registers, 0 bytes spilled")
-
-
-@pytest.mark.optional
-def test_only_what_the_kernels_take_is_built(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_the_kernels_take_is_timed(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr("fa3_kernels.gluon.unsupported", lambda: None)
-    monkeypatch.setattr(tuning, "compile_schedule", lambda problem, s: seen.append(s) or tuning.Built(1))
-    run("--compile", "--top", 100)
+    monkeypatch.setattr("fa3verify.tensors.here.unavailable", lambda: None)
+    monkeypatch.setattr(tuning, "options_of", lambda config, problem: seen.append(config))
+    monkeypatch.setattr(tuning, "measure_cycles", lambda problem, options: [1e4] * len(options))
+    run("--measure", 100)
     assert len({replace(s, num_splits=1) for s in seen}) == 20
     assert {s.num_splits for s in seen} > {1}  # 32 tiles are fewer than SMs
     assert {(s.num_stages, s.softmax_stages, s.pv_from_registers, s.family) for s in seen} == {(2, 2, True, "gluon")}
@@ -221,8 +224,22 @@ def test_two_timings_are_needed_to_agree(cycles: list, regret: list, monkeypatch
     assert found["regret"] == pytest.approx(regret)
 
 
-@pytest.mark.parametrize("option", [("--compile",), ("--measure", 3)])
-def test_building_upstreams_kernel_is_refused(option: tuple) -> None:
-    code, _, err = run("--kernel", "flash3", *option)
+def test_timing_upstreams_kernel_is_refused() -> None:
+    code, _, err = run("--kernel", "flash3", "--measure", 3)
     assert code == 2
-    assert "--compile and --measure are for --kernel gluon, got flash3" in err
+    assert "--measure is for --kernel gluon, got flash3" in err
+
+
+def test_the_answer_is_a_sentence_and_a_picture_of_tiles_and_schedules(tmp_path: Path) -> None:
+    """The first of the table is ringed, and what is half as slow again is left out."""
+    picture = tmp_path / "tune.svg"
+    out = run("--causal", "--svg", picture)[1]
+    first, second, *_ = figures("--causal")["ranked"]
+    gap = second["cycles"] / first["cycles"] - 1
+    one, other = (re.escape(f"{row['tile']} {row['schedule']}") for row in (first, second))
+    assert re.search(f"Take {one}[^:]*: {gap:.1%} ahead of {other}.*, bound by", " ".join(out.split()))
+    drawn = re.findall(r">([^<>]+)</text>", picture.read_text())
+    assert {first["tile"], second["tile"], first["schedule"]} <= set(drawn)
+    shown = [words for words in drawn if re.fullmatch(r"\d+x\d+", words)]
+    assert shown == sorted(shown, key=lambda tile: [*map(int, tile.split("x"))])
+    assert "16x16" not in shown

@@ -1,10 +1,8 @@
-"""Comparisons: equal over what ran, or the first value, row and bit with the reason; the published table runs again."""
+"""Comparisons: equal over what ran, or the first value, row and bit with the reason."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +11,9 @@ from click.testing import CliRunner
 from fa3_reference.problem import AttentionProblem
 from fa3verify import records
 from fa3verify.cli.main import main
-from fa3verify.compare import compare_kernels, compare_over, table
-from fa3verify.compare.axes import AXES, axis_of
+from fa3verify.compare import compare_kernels, compare_over, tasks
+from fa3verify.compare.axes import AXES
 from fa3verify.compare.run import RECIPES, Compared, first_difference
-from fa3verify.compare.table import KERNELS, page
-from fa3verify.files import read_text
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.kernels.functions import array_kernel
 from fa3verify.kernels.record import Kernel
@@ -27,36 +23,7 @@ from fa3verify.operations.forward import Result
 from tests.harness.kernels import serving_kernels
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
-STORED = Path(__file__).parents[3] / "reports" / "invariance"
-QUICK = (  # of the published table, what takes no second; the first is equal, the others differ
-    ("twin.flash3.e4m3", "pack_gqa"),
-    ("twin.fp16", "tile_n"),
-    ("twin.e4m3", "num_splits"),
-    ("twin.flash3.bf16", "tile_n"),
-    ("twin.flash3.fp16", "decode"),
-    ("twin.flash3.fp16[num_splits=4]", "num_splits"),
-)
 FEW = (Recipe("cancelling_v"),)
-
-
-@pytest.fixture(scope="module")
-def stored():
-    return json.loads(read_text(STORED / "table.json"))["comparisons"]
-
-
-def test_the_published_page_is_that_of_the_stored_comparisons(stored):
-    version = json.loads(read_text(STORED / "table.json"))["version"]
-    found = [row["found"] and records.read(Compared, row["found"], "found") for row in stored]
-    assert len(found) == len(KERNELS) * len(AXES)
-    written = page(list(KERNELS), {axis.name: axis.values for axis in AXES}, found, version)
-    assert (STORED / "README.md").read_text() == written
-
-
-@pytest.mark.parametrize(("kernel", "axis"), QUICK)
-def test_the_published_table_is_what_runs_today(stored, kernel, axis):
-    (row,) = (row for row in stored if (row["kernel"], row["axis"]) == (kernel, axis))
-    now = asdict(compare_over(find(kernel), axis_of(axis)))
-    assert json.loads(json.dumps(now)) == row["found"]
 
 
 def problems(keys):
@@ -126,7 +93,7 @@ def test_the_verb_tells_the_first_length_and_leaves_with_a_finding():
 def test_the_verb_compares_one_kernel_over_an_axis(tmp_path):
     target = tmp_path / "found.json"
     command = ["compare", "twin.fp16", "--over", "position=1", "--over", "num_splits=2", "--workers", "1"]
-    result = CliRunner().invoke(main, [*command, "--json", str(target), "--out", str(tmp_path / "page.md")])
+    result = CliRunner().invoke(main, [*command, "--json", str(target)])
     assert result.exit_code == 1, result.output
     assert "place in the batch: equal over everything it ran" in result.output
     equal, other = (
@@ -134,7 +101,6 @@ def test_the_verb_compares_one_kernel_over_an_axis(tmp_path):
     )
     assert equal.is_equal
     assert other.value == 2
-    assert "| place in the batch (`position`) |" in (tmp_path / "page.md").read_text()
 
 
 def _dense(q, k, v, *, causal=False, **given):
@@ -171,7 +137,7 @@ KERNELS_OF_ONE_HEAD_DIM = {
 )
 def test_two_kernels_are_compared_on_what_both_claim_and_are_told_what_that_was(monkeypatch, arguments, code, words):
     """Of one head_dim nothing ran; kernels that differ under a mask alone were equal over one dense problem."""
-    for module in (table, registry):
+    for module in (tasks, registry):
         monkeypatch.setattr(module, "find", KERNELS_OF_ONE_HEAD_DIM.__getitem__)
     result = CliRunner().invoke(main, ["compare", *arguments, "--workers", "1"])
     assert result.exit_code == code, result.output
@@ -179,9 +145,9 @@ def test_two_kernels_are_compared_on_what_both_claim_and_are_told_what_that_was(
 
 
 def test_kernels_that_are_equal_say_on_which_classes(monkeypatch):
-    monkeypatch.setattr(table, "find", KERNELS_OF_ONE_HEAD_DIM.__getitem__)
-    monkeypatch.setattr(table, "compare_kernels", lambda a, b, problems: compare_kernels(a, b, problems[::9], FEW))
-    told = table.compare_pair("plain", "paged", {}, "", []).told()
+    monkeypatch.setattr(tasks, "find", KERNELS_OF_ONE_HEAD_DIM.__getitem__)
+    monkeypatch.setattr(tasks, "compare_kernels", lambda a, b, problems: compare_kernels(a, b, problems[::9], FEW))
+    told = tasks.compare_pair("plain", "paged", {}, "", []).told()
     assert told.startswith("plain.fp16 and cached.fp16, batch 1, 2, 3 or more; ")
     for words in ("mask none, causal;", "group 1, 2 to 4, 5 or more;", "sinks off, on:", "head_dim 64;", "equal over"):
         assert words in told
@@ -192,6 +158,7 @@ def test_kernels_that_are_equal_say_on_which_classes(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        ([], 2, "Missing argument 'KERNEL'"),
         (["twin.fp16", "--over", "moon"], 2, "axis must be one of batch"),
         (["twin.fp16", "--over", "batch=x"], 2, "values must be FIRST:STOP"),
         (["twin.fp16[tile_n]"], 2, "a configuration is KERNEL[FIELD=VALUE,...]"),

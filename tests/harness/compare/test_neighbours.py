@@ -162,7 +162,6 @@ def test_a_size_that_an_axis_cannot_have_is_refused(axis, option, words):
         (["twin.fp16", "--over", "batch=2", "--over", "batch=3"], "an axis is named once"),
         (["twin.fp16", "twin.fp16", "--over", "seqlen_k=1:3", "--seqlen-k", "5"], "by --over or as a size"),
         (["twin.fp16", "twin.fp16", "--over", "seqlen_k=2x3"], "values of seqlen_k must be numbers, got 2x3"),
-        (["twin.fp16", "twin.fp16", "--out", "page.md"], "the table that --out writes is of one kernel"),
         (["twin.fp16", "nosuch"], "unknown kernel 'nosuch'"),
         (["nosuch", "twin.fp16"], "unknown kernel 'nosuch'"),
     ],

@@ -40,6 +40,7 @@ CALLS: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], dict[str, Any]]]
     "appended_to_rows": (STEPS, {"cache": Cache(new=(1, 1, 1, 0), leftpad=(5, 0, 1, 2))}),
     "as_many_appended": (STEPS, {"cache": Cache(8, new=(0,) * 4), "nheads": 6}),
     "long": (LONG, {"cache": Cache(32, new=(100, 1)), **CAUSAL, "sinks": True}),
+    "chunks_in_padded_pages": (RAGGED, {"cache": Cache(16, leftpad=(3, 0, 9, 2)), **CAUSAL, "attention_chunk": 30}),
 }
 ROTATED = {
     "rotated_in_pages": (RAGGED, {"cache": Cache(64, new=(1, 5, 3, 0), rotary_dim=16), **CAUSAL}),
@@ -111,7 +112,7 @@ def stand_in(q: Any, k_cache: Any, v_cache: Any, **call: Any) -> tuple[Any, Any]
     rows = rows.reshape(-1, *rows.shape[-2:])
     lengths = np.diff(starts).tolist()
     assert call.get("max_seqlen_q", max(lengths)) == max(lengths)
-    is_masked = given["causal"] or given["window_size"] != (-1, -1)
+    is_masked = given["causal"] or given["attention_chunk"] > 0 or given["window_size"] != (-1, -1)
     caches = {"k": numpy_of(k_cache), "v": numpy_of(v_cache)}
     keys = {name: [own(x, name, i, given) for i in range(len(lengths))] for name, x in caches.items()}
     if "rotary_cos" in given:
@@ -133,6 +134,7 @@ def stand_in(q: Any, k_cache: Any, v_cache: Any, **call: Any) -> tuple[Any, Any]
         causal=given["causal"],
         window=given["window_size"],
         softcap=given["softcap"],
+        attention_chunk=given["attention_chunk"],
         sinks="sinks" in given,
     )
     factors = {f"{x}_descale": Descale(given[f"{x}_descale"]) for x in "qkv" if f"{x}_descale" in given}
@@ -259,17 +261,10 @@ def test_what_a_call_over_a_cache_does_not_choose_is_refused_and_not_tried(kerne
 def test_what_no_kernel_of_ours_takes_is_refused(kernel):
     kernel = KERNELS[kernel]
     sizes: dict[str, Any] = {"nheads": 2, "nheads_kv": 1, "head_dim": 64, "dtype": kernel.dtype}
-    asked = {
-        "page_size must be a multiple of 8": {"cache": Cache(48)},
-        "does not know attention_chunk": {"attention_chunk": 4},
-    }
-    if kernel.dtype != "e4m3":
-        asked |= {
-            "does not know qv": {"head_dim": 96, "head_dim_v": 32, "qv": True},
-            "does not know fp8_cache": {"cache": Cache(16, fp8="head")},
-            "does not know fp8_rows": {"cache": Cache(16, fp8="row")},
-        }
-    for rule, fields in asked.items():
+    asked: dict[str, dict[str, Any]] = {"does not know fp8_cache": {"cache": Cache(16, fp8="head")}}
+    asked |= {"does not know fp8_rows": {"cache": Cache(16, fp8="row")}}
+    asked |= {"does not know qv": {"head_dim": 96, "head_dim_v": 32, "qv": True}}
+    for rule, fields in asked.items() if kernel.dtype != "e4m3" else ():
         problem = AttentionProblem.varlen((1,), (9,), **sizes | fields)
         assert not kernel.supports(problem)
         with pytest.raises(ValueError, match=rule):

@@ -378,8 +378,6 @@ def test_a_peer_without_a_family_is_configured_for_a_problem_with_slopes():
 
 def test_only_rivals_are_timed_and_only_what_verify_can_bound_is_judged():
     assert [name for name, peer in PEERS.items() if not peer.is_timed] == [
-        "vllm",
-        "sglang",
         "flash2.vllm",
         "cuda.efficient",
         "cuda.math",

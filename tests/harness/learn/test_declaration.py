@@ -10,7 +10,7 @@ import pytest
 import fa3verify
 from fa3verify.learn.launcher import Launcher
 from fa3verify.learn.probes import Probes
-from fa3verify.learn.structure import Structure
+from fa3verify.learn.space import Structure
 
 
 def attention(q, k, v, softmax_scale, *, query, scores):

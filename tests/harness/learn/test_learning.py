@@ -24,7 +24,7 @@ from fa3verify.learn.elimination import Step
 from fa3verify.learn.launcher import Form, Launcher
 from fa3verify.learn.learner import _lone_key
 from fa3verify.learn.probes import Probes, _triples
-from fa3verify.learn.structure import Structure
+from fa3verify.learn.space import Structure
 from fa3verify.operations.forward import Result
 from fa3verify.search.grounds import grounds_of
 from tests.quality.learned_orders import OUTSIDE, DrawnTwin, drawn, grade

@@ -20,6 +20,7 @@ FOUND_BY = (
     ("narrow_offsets", "views_are_read_by_their_strides"),
     ("keeps_a_maximum", "calls_leave_no_trace"),
     ("reads_the_seed", "calls_leave_no_trace"),
+    ("plans_by_the_first_call", "calls_leave_no_trace"),
     ("truncated_p", "errors_have_no_bias"),
     ("flushed_half", "a_lone_key_returns_its_value"),
 )

@@ -20,7 +20,7 @@ from typing import Any
 from fa3verify.campaign.junit import junit
 from fa3verify.campaign.run import Run, parse
 from fa3verify.cli import console
-from fa3verify.report import build, words
+from fa3verify.report import build
 
 STORED = Path(__file__).with_suffix(".json.xz")
 TEXT = Path(__file__).with_suffix(".txt")
@@ -52,7 +52,7 @@ def passed() -> dict[str, Any]:
 
 
 def texts(made: Run) -> str:
-    """Return what is printed, the Markdown, the plain words, and a digest of every section of the page."""
+    """Return what is printed, the Markdown, and a digest of every section of the page."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         console.print_run(made, Path("out"), quiet=False)
@@ -62,7 +62,6 @@ def texts(made: Run) -> str:
     parts = {
         "printed": printed.getvalue(),
         build.MARKDOWN: pages[build.MARKDOWN],
-        build.TEXT: words.page(made),
         "junit.xml": junit(made).replace(" />", "/>").replace("><", ">\n<"),
         build.PAGE: "\n".join(f"{_name(each)} {_digest(each)}" for each in sections),
     }

@@ -230,7 +230,7 @@ def test_a_history_draws_the_number_of_every_run_below_a_folder_oldest_first(tmp
         stored(tmp_path / "runs" / name, made(factor) | {"started": f"2026-11-0{day}T00:00:00Z"})
     found = report("--history", tmp_path / "runs", "--out", tmp_path / "out")
     assert found.exit_code == 0, found.output
-    assert [(point.name, point.lost) for point in history.points(tmp_path / "runs")] == [
+    assert [(name, run.bits_lost) for name, run in history.runs_below(tmp_path / "runs").items()] == [
         ("first", {KERNEL: pytest.approx(0.141)}),
         ("second", {KERNEL: pytest.approx(0.282)}),
     ]

@@ -27,7 +27,6 @@ from tests.harness.report.test_report import _parse, check_alone
 REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
 ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h100"))
-BESIDE = ("../findings/known.json", "../invariance/table.json", "../hunt/curves.csv")
 FIGURES = {
     "cases": 3,
     "ratio_max": 0.875,
@@ -118,7 +117,7 @@ def pages(out: Path, *files: Path) -> tuple[str, str]:
 
 
 def test_pages_of_the_published_data_are_the_published_pages():
-    files = [*ATLASES, *(PUBLISHED / name for name in BESIDE)]
+    files = [*ATLASES, PUBLISHED / "../findings/known.json"]
     made = atlas_page.render(atlas_page.read(PUBLISHED, files))
     assert set(made) == {atlas_page.PAGE, "atlas.md"}
     stored_page = (PUBLISHED / "atlas.md").read_text(encoding="utf-8")
@@ -301,32 +300,6 @@ def test_a_finding_is_explained_by_the_page_that_is_known_for_it_and_others_are_
     )  # of the one kernel a cause, of the other both: they show the same
     assert text.count("lse: got ") == 4
     assert text.index("no page explains it") < text.index("by design")  # what nobody knows stands first
-
-
-def test_tables_of_compare_and_hunt_stand_with_their_kernel(tmp_path):
-    axes = [
-        {"what": "batch size", "outputs": 5, "first": None, "refused": None, "value": None, "because": ""},
-        {"what": "splits", "outputs": 1, "first": {}, "refused": "it has none", "value": None, "because": ""},
-        {"what": "tile", "outputs": 1, "first": {"bits": []}, "refused": None, "value": 64, "because": "7 tiles"},
-    ]
-    compared = {"schema": "fa3verify.compare/1", "comparisons": [{"kernel": "a.fp16", "found": x} for x in axes]}
-    (tmp_path / "table.json").write_text(json.dumps(compared))
-    head = "kernel,figure,ground,output,seed,drawn,problems,cpu_s,largest\n"
-    lines = [
-        f"a.fp16,{atlas_page.HUNTED},few,{out},{seed},{drawn},{n},1.0,{x}"
-        for out, seed, drawn, n, x in (
-            ("out", 1, "search", 10, 0.5),
-            ("lse", 1, "search", 40, 0.75),
-            ("out", 2, "search", 7, 0.6),
-            ("out", 1, "random", 999, 0.99),
-        )
-    ]
-    (tmp_path / "curves.csv").write_text(head + "\n".join(lines) + "\n")
-    html, _ = pages(tmp_path, stored(tmp_path, entry("a.fp16")), tmp_path / "table.json", tmp_path / "curves.csv")
-    assert "batch size: equal bits over 5 outputs" in html
-    assert "splits: not tried, it has none" in html
-    assert "tile: differs, first at 64: 7 tiles" in html
-    assert "0.750 (lse, ground few), 47 problems searched" in html
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.csv"])

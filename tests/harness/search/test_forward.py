@@ -13,6 +13,7 @@ from fa3_kernels.plan.families import OURS
 from fa3_kernels.twin.forward import forward
 from fa3_reference.formats import FORMATS, round_to
 from fa3_reference.problem import AttentionProblem, Operands
+from fa3_reports.adversary.causes import CAUSES, cause_of
 from fa3_reports.adversary.forward import ISLANDS, UNROUNDED, judge, judge_rounded
 from fa3_reports.adversary.search import island_of
 from fa3verify.search.colony import Environment
@@ -20,7 +21,6 @@ from fa3verify.search.forward.chains import _full_fractions
 from fa3verify.search.forward.colony import ForwardColony, Island, individual
 from fa3verify.search.forward.guide import Guide
 from fa3verify.search.forward.judge import truth_error
-from fa3verify.search.forward.search import CAUSES, cause_of
 from fa3verify.search.forward.surroundings import mutate
 from tests.reference.exact import exact_attention
 

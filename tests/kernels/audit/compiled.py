@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa3_kernels.audit.compile import Compiled, _build, _reported
+from fa3_reports.audit.compile import Compiled, _build, _reported
 
 
 def compile_kernel(kernel: Any, args: tuple, **options: Any) -> Compiled:

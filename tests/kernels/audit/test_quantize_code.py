@@ -26,8 +26,8 @@ def compiled(
     head_dim: int, rows: int, *, rotate: bool, phase: str = "one_pass", mean: bool = False, bf16: bool = False
 ):
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.compile import FakeTensor
     from fa3_kernels.gluon.quantize_kernel import Correction, QuantizedOperand, quantize
+    from fa3_reports.audit.compile import FakeTensor
     from tests.kernels.audit.compiled import compile_kernel
 
     fake = {bits: FakeTensor(dtype) for bits, dtype in ((16, gl.int16), (8, gl.uint8), (32, gl.float32), (1, gl.int32))}
@@ -131,9 +131,9 @@ def test_a_k_mean_spills_six_registers_at_most(head_dim: int, rows: int, rotate:
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_the_sums_of_the_k_mean_are_not_contracted(head_dim: int) -> None:
     gl = pytest.importorskip("triton.experimental.gluon.language", reason="needs triton: pip install triton==3.6.0")
-    from fa3_kernels.audit.compile import FakeTensor
     from fa3_kernels.gluon.quantize_kernel import QuantizedOperand
     from fa3_kernels.gluon.quantize_mean import k_mean, k_mean_chunks
+    from fa3_reports.audit.compile import FakeTensor
     from tests.kernels.audit.compiled import compile_kernel
 
     x, out, floats, lengths = (FakeTensor(dtype) for dtype in (gl.int16, gl.uint8, gl.float32, gl.int32))

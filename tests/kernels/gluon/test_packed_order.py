@@ -29,7 +29,7 @@ for trial in range(8):
     order = PackedOrder(
         int(rng.integers(1, 3)), 128 // group if is_packed else 128, 128, kv if is_packed else kv * group,
         1 if is_packed else group, int(rng.choice([-1, 100])), int(rng.choice([-1, 0, 30])), int(rng.choice([1, 1, 3])),
-        64, is_cache,
+        64, is_cache, int(rng.choice([0, 90, 200])),
     )
     first_keys = rng.integers(0, 20, batch).astype(np.int32) * is_cache
     want = packed_schedule(order, q, k, int(rng.choice([1, 7, 40, 132])), 500)
@@ -44,6 +44,7 @@ for trial in range(8):
         order.tile_heads, order.heads_per_kv, order.tiles_per_unit, order.positions, 128, order.left, order.right,
         order.num_splits, 4 * 64, 64, L2_BYTES=L2_BYTES, SORTED=True, ENTRIES=8, CHUNK=16, HEAD_DIM=64,
         **({"first_keys": torch.tensor(first_keys), "KEEPS_EMPTY": True} if is_cache else {}),
+        **({"chunk": order.chunk} if order.chunk else {}),
     )
     assert np.array_equal(schedule.numpy(), want), (trial, q, k, order)
     if is_cache and any(q):

@@ -11,11 +11,10 @@ pytest.importorskip("triton.experimental.gluon", reason="needs triton: pip insta
 
 from triton import knobs
 
-from fa3_kernels.audit.compile import compile_call
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_kernels.gluon import surplus_barriers
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.audit.calls import calls_of
+from fa3_reports.audit.calls import ShippedLaunch, calls_of
+from fa3_reports.audit.compile import compile_call
 
 pytestmark = pytest.mark.optional
 

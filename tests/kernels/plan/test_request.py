@@ -181,9 +181,22 @@ def test_tiles_go_in_pairs_where_a_mask_makes_them_differ_and_every_cta_gets_one
     assert [order.pays_in_pairs(tiles, SMS) for tiles in (2 * SMS - 1, 2 * SMS)] == [False, pays]
 
 
-def test_the_number_of_outputs_is_limited_by_32_bits():
-    with pytest.raises(ValueError, match=r"at most 2\^31 output elements"):
-        request_of((operand(64, 1 << 16, 8, 128), *[operand(64, 16, 8, 128)] * 2), Semantics(), Choices())
+@given(st.integers(2 * SMS, 50 * SMS))
+def test_no_cta_gets_more_tiles_in_pairs_than_one_by_one(tiles):
+    order = PackedOrder(1, 128, 128, 2, 1, -1, 0, 1, 128)
+    pairs = np.arange((tiles + 1) // 2) % SMS
+    if order.pays_in_pairs(tiles, SMS):
+        assert 2 * np.bincount(pairs).max() <= -(-tiles // SMS)
+
+
+def test_32_bits_count_the_rows_of_outputs_and_the_elements_of_splits():
+    """2^20 queries of 16 heads with 128 channels are 2^31 elements, which TMA addresses by itself."""
+    long = (operand(1, 1 << 20, 16, 128), *[operand(1, 1 << 20, 16, 128)] * 2)
+    request_of(long, Semantics(), Choices())
+    with pytest.raises(ValueError, match=r"at most 2\^31 rows of output, or elements and rows of splits"):
+        request_of(long, Semantics(), Choices(2))
+    with pytest.raises(ValueError, match=r"at most 2\^31 rows of output"):
+        request_of((operand(128, 1 << 20, 16, 128), *[operand(128, 16, 16, 128)] * 2), Semantics(), Choices())
 
 
 @st.composite

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from fa3_kernels.plan.tile_order import key_blocks, shape_of
 from fa3_kernels.plan.tiles import mask_of, row_tiles, split_ranges
 from fa3_reference.problem import AttentionProblem
 
@@ -35,12 +36,23 @@ def test_rows_above_the_first_key_visit_nothing():
     st.integers(-1, 30),
     st.integers(-1, 30),
     st.sampled_from([8, 16]),
+    st.sampled_from([0, 0, 1, 5, 16, 30]),
 )
-def test_tiles_hide_exactly_what_the_problem_hides(seqlen_q, seqlen_k, causal, left, right, tile_n):
-    problem = AttentionProblem(1, 1, 1, seqlen_q, seqlen_k, 64, causal=causal, window=(left, right))
+def test_tiles_hide_exactly_what_the_problem_hides(seqlen_q, seqlen_k, causal, left, right, tile_n, chunk):
+    sizes = {
+        "causal": causal,
+        "window": (left, right),
+        "attention_chunk": chunk if causal or seqlen_q <= seqlen_k else 0,
+    }
+    problem = AttentionProblem(1, 1, 1, seqlen_q, seqlen_k, 64, **sizes)
     mask = mask_of(problem, seqlen_q, seqlen_k)
+    shape = shape_of(problem)
     for tile in row_tiles(seqlen_q, 1, tile_m=16, pack_gqa=False):
         first, stop = problem.visible_keys(tile.positions, seqlen_q, seqlen_k)
+        last = int(tile.positions.max())
+        assert len(key_blocks(shape, 0, int(tile.positions.min()), last, tile_n)) == len(
+            mask.blocks(tile.positions, tile_n)
+        )
         visible = np.zeros((tile.positions.size, -(-seqlen_k // tile_n) * tile_n), bool)
         for block in mask.blocks(tile.positions, tile_n):
             columns = np.arange(block * tile_n, (block + 1) * tile_n)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -209,12 +210,14 @@ def contiguous_alone(q, k, v, **o):
 @right("it copies what is not contiguous, and keeps a workspace that it clears")
 def copies(q, k, v, **o):
     out, lse = attend(*map(np.ascontiguousarray, (q, k, v)), **o)
-    space = _SPACE.setdefault(out.shape, np.zeros(out.shape, out.dtype))
-    space[...] = out
-    return space.copy(), lse
+    with _LOCK:  # or two threads at once write into one workspace
+        space = _SPACE.setdefault(out.shape, np.zeros(out.shape, out.dtype))
+        space[...] = out
+        return space.copy(), lse
 
 
 _SPACE: dict[tuple[int, ...], np.ndarray] = {}
+_LOCK = threading.Lock()
 
 
 @right("sums in threads' order: the last bit differs from call to call", dtypes=("bf16",))

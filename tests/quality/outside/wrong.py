@@ -354,6 +354,13 @@ def keeps_a_maximum(q, k, v, **o):
     return attend(q, k, v, logs=lambda lse: lse + F(2.0**-9) if large and k.shape[-3] < 9 else lse, **o)
 
 
+@wrong("calls", "a process of which the first call had one key leaves the softmax out from then on")
+def plans_by_the_first_call(q, k, v, **o):
+    if _STATE.setdefault("keys of the first", k.shape[-3]) == 1:
+        return attend(q, k, v, weights=lambda p: p * 0 + 1, summed=lambda x: x * 0 + 1, **o)
+    return attend(q, k, v, **o)
+
+
 # -- special values
 
 

@@ -17,14 +17,14 @@ from unittest.mock import patch
 import flint
 import numpy as np
 
-from fa3_reference.bounds import epilogue, forward, forward_sinks, forward_sums, forward_weights, head, state, steps
+from fa3_reference.bounds import epilogue, forward, forward_sums, forward_weights, head, state, steps
 from fa3_reference.bounds.forward import ErrorBound, forward_bound
 from fa3_reference.bounds.head import VisitedTile
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.problem import AttentionProblem, Operands
 
 BITS = 200
-_MODULES = (forward, forward_sinks, forward_sums, forward_weights, epilogue, state, steps, head)
+_MODULES = (forward, forward_sums, forward_weights, epilogue, state, steps, head)
 
 
 def _ball(x: Any) -> flint.arb:

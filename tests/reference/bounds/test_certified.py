@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fa3_reference.bounds import forward_sinks, forward_sums, forward_weights
+from fa3_reference.bounds import forward, forward_sums, forward_weights
 from fa3_reference.bounds.forward import forward_bound
 from fa3_reference.bounds.model import KernelModel
 from fa3_reference.bounds.order import SoftmaxOrder
@@ -99,6 +99,6 @@ def test_the_bound_is_at_least_its_certified_value_and_next_to_it(dtype, name):
 
 
 def test_without_the_outward_factor_float64_falls_short_of_the_certified_bound(monkeypatch):
-    for module in (forward_sinks, forward_sums, forward_weights):
+    for module in (forward, forward_sums, forward_weights):
         monkeypatch.setattr(module, "OUTWARD", 1 - 2.0**-30)
     assert compared("bf16", "right to left", "normal").min() < 1

@@ -13,8 +13,17 @@ from fa3_reference.attention import attention
 from fa3_reference.bounds import backward as steps_of_ds
 from fa3_reference.bounds.backward import backward_bound
 from fa3_reference.bounds.device import FP32_MAX, TANH_REL
-from fa3_reference.bounds.gradient_sums import Sum, added, product, scaled, stored
-from fa3_reference.bounds.gradient_weights import BackwardHead, kept, row_products, weights
+from fa3_reference.bounds.gradient_steps import (
+    BackwardHead,
+    Sum,
+    added,
+    kept,
+    product,
+    row_products,
+    scaled,
+    stored,
+    weights,
+)
 from fa3_reference.bounds.model import BackwardModel
 from fa3_reference.formats import FORMATS, Format
 from fa3_reference.problem import AttentionProblem, BackwardOperands

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from fa3_kernels.audit.shipped import ShippedLaunch, shipped
-from fa3_kernels.plan.choose import config_of, over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
-from fa3_kernels.plan.tile_order import shape_of
-from fa3_kernels.plan.variant import Variant, variant_of
+from fa3_kernels.plan.variant import Variant
 from fa3_reports.audit import figures as audit, golden as accepted
+from fa3_reports.audit.calls import ShippedLaunch, plan_for
+from fa3_reports.audit.launches import launches as shipped
 
 FIGURES = {name: row for name, row in accepted.read_rows().items() if accepted.is_compiled(row)}
 ROWS = 2  # rows per thread
@@ -48,12 +47,8 @@ def figures_of(name: str) -> audit.Figures:
 
 
 def variant(launch: ShippedLaunch) -> tuple[Config, Variant]:
-    choices = dict(launch.choices)
-    blocks = choices.pop("descale_blocks", None)
-    config = config_of(launch.problem, **choices)
-    config = over_cache(launch.problem, config) if launch.problem.cache else config
-    shape = shape_of(launch.problem, pack_gqa=config.pack_gqa, num_splits=config.num_splits)
-    return config, variant_of(config, launch.problem, shape, block_descales=blocks is not None)
+    plan = plan_for(launch)
+    return plan.config, plan.variant
 
 
 def test_the_accepted_figures_break_no_rule() -> None:
@@ -67,7 +62,8 @@ def test_every_warpgroup_has_its_registers_and_stores_its_part_of_o(name: str) -
     consumer_regs = 256 if v.consumers == 1 else v.consumer_regs  # one has all that the producer leaves
     assert {consumer_regs, v.producer_regs} <= set(found["registers"]["setmaxnreg"])
     parts = 2 if config.dtype == "e4m3" and config.head_dim_v == 256 else v.v_boxes
-    assert found["tma"]["UTMASTG"] == (0 if v.is_split else v.consumers * parts)
+    stores = 0 if v.is_split or v.stored_channels else v.consumers * parts
+    assert found["tma"]["UTMASTG"] == stores
     assert found["barriers"]["USETMAXREG"] > 0
     assert found["memory"]["smem_bytes"] <= 227 * 1024
 

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from fa3_kernels.audit.sass import tensor_loops
 from fa3_reports.audit import figures as audit, golden as accepted
 from fa3_reports.audit.allowed import ALLOWED_ARRIVES
 from fa3_reports.audit.probes import audited, probes
@@ -41,7 +40,7 @@ def figures() -> dict:
 
 
 def test_only_innermost_loops_with_tensor_work_are_counted():
-    (loop,) = tensor_loops(SASS)
+    (loop,) = audit.tensor_loops(SASS)
     assert {name: n for name, n in loop.items() if n} == {"instructions": 4, "HGMMA": 1, "MUFU.EX2": 1, "FFMA": 1}
 
 

@@ -17,8 +17,9 @@ from fa3_reference.problem import Descale, Dtype, Operands
 from fa3_reports.bench import check, peers, results
 from fa3_reports.bench.cells import Cell
 from fa3_reports.bench.kernels import Given
+from fa3_reports.bench.sustained import Times
 from fa3verify.known.launches import LaunchOutput
-from fa3verify.timed.timing import LaunchTime, Times
+from fa3verify.timed.timing import LaunchTime
 
 pytestmark = pytest.mark.optional
 

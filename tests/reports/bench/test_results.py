@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 
 from fa3_reports.bench import cells, results, sustained, tables
 from fa3_reports.bench.results import SampleFigures
-from fa3verify.timed.timing import LAUNCHES, LaunchTime, Pace, Times, measure, sm_mhz
+from fa3_reports.bench.sustained import Times, burst
+from fa3verify.timed.timing import LAUNCHES, LaunchTime, Pace, measure, sm_mhz
 
 CELL = cells.Cell("paper", "fp16", 2, 512, 512, 4, 4, 128, False)
 SOUND = SampleFigures(1000, 0, 1e-4, 0.0)
@@ -30,7 +31,7 @@ class FakeTimed:
     def __call__(self, i: int) -> None:
         """Return no output."""
 
-    def time(self, launches: int, probe, repeats: int = 1) -> LaunchTime:
+    def time(self, launches: int, probe=lambda: None, repeats: int = 1) -> LaunchTime:
         self.log.append((self.name, launches) if repeats == 1 else (self.name, launches, repeats))
         probe()
         return LaunchTime(next(self.milliseconds), 1700.0)
@@ -39,19 +40,21 @@ class FakeTimed:
 def test_bursts_are_interleaved_and_each_waits_for_the_chip_to_cool():
     log: list = []
     runs = {name: FakeTimed(name, [4.0, 4.0, 5.0, 9.0], log) for name in "ab"}
-    times = measure(runs, Pace(3, 0.25), lambda: 1980.0, lambda s: log.append(("pause", s)))
+    asked: list[str] = []
+    times = measure(runs, Pace(3, 0.25), asked.append, lambda s: log.append(("pause", s)))
     assert log[:2] == [("a", LAUNCHES), ("b", LAUNCHES)]  # how many launches a burst has
     assert log[2:] == [("pause", 0.25), ("a", LAUNCHES), ("pause", 0.25), ("b", LAUNCHES)] * 3
-    assert times["a"] == Times([LaunchTime(ms, 1700.0) for ms in (4.0, 5.0, 9.0)], [1980.0] * 3)
+    assert times["a"] == [LaunchTime(ms, 1700.0) for ms in (4.0, 5.0, 9.0)]
+    assert asked == ["a", "b"] * 3  # during each burst
     log.clear()
-    measure({"a": FakeTimed("a", [0.5] * 3, log)}, Pace(2, 0.25), lambda: 0.0, lambda s: log.append(round(s, 6)))
+    measure({"a": FakeTimed("a", [0.5] * 3, log)}, Pace(2, 0.25), sleep=lambda s: log.append(round(s, 6)))
     assert log[1:] == [0.25, ("a", LAUNCHES), 0.05, ("a", LAUNCHES)]  # 1.5 ms are 3 % of 50 ms
 
 
 def test_a_burst_of_a_short_kernel_lasts_a_millisecond():
     log: list = []
     pauses: list[float] = []
-    measure({"a": FakeTimed("a", [0.03] * 4, log)}, Pace(2, 0.25), lambda: 0.0, pauses.append)
+    measure({"a": FakeTimed("a", [0.03] * 4, log)}, Pace(2, 0.25), sleep=pauses.append)
     assert log == [("a", LAUNCHES), ("a", 34), ("a", 34), ("a", 34)]  # the second captures the graph
     assert pauses == [0.25, pytest.approx(34 * 0.03e-3 / 0.03)]
 
@@ -76,8 +79,9 @@ class FakeClock:
 def test_sustained_runs_are_interleaved_and_each_follows_its_own_heat():
     log: list = []
     runs = {name: FakeTimed(name, [8.0] * 7, log) for name in "ab"}
-    times = measure(runs, Pace(2, 0.0), lambda: 1500.0, lambda s: None)  # type: ignore[arg-type]
+    times = burst(runs, Pace(2, 0.0), FakeClock())  # type: ignore[arg-type]
     sustained.sustain(runs, times, 2, FakeClock())  # type: ignore[arg-type]
+    assert times["a"].burst_driver_mhz == [1500.0] * 2
     heat = [(name, 5, n) for name in "ab" for n in (sustained.WARM_REPLAYS, sustained.SUSTAINED_REPLAYS)]
     assert log[6:] == heat * 2  # graphs of 5 launches of 8 ms
     assert len(times["a"].sustained) == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,22 +47,25 @@ def test_host_has_a_head_start_counters_are_read_outside_the_events_and_the_driv
         def elapsed_time(self, _other) -> float:
             return 6.0
 
-    class FakeCounters:
-        def begin(self) -> None:
-            log.append("begin")
+    class FakeRead:
+        cycles = iter(([1, 1], [7, 4]))
 
-        def end(self) -> None:
-            log.append("end")
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            def read(readings: torch.Tensor, *_, **__) -> None:
+                log.append("read")
+                readings[0] = torch.tensor(next(self.cycles))
 
-        def readings(self) -> tuple[np.ndarray, np.ndarray]:
-            return np.array([[1, 1]]), np.array([[7, 4]])
+            return read
 
+    zeros = torch.zeros
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
-    monkeypatch.setattr(graphs, "_counters", FakeCounters)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=1))
+    monkeypatch.setattr(torch, "zeros", lambda shape, dtype, device: zeros(shape, dtype=dtype))
+    monkeypatch.setattr(graphs, "_READ_CLOCKS", FakeRead())
     found = graphs.between_events(lambda: log.append("run"), 3, lambda: log.append("ask"))
-    assert log == ["sleep", "begin", "start", "run", "stop", "end", "ask", "synchronize"]
+    assert log == ["sleep", "read", "start", "run", "stop", "read", "ask", "synchronize"]
     assert found == LaunchTime(2.0, 2000.0)
 
 
@@ -257,3 +261,22 @@ def test_the_last_tile_alone_has_the_bits_it_has_in_the_whole(monkeypatch, seqle
     wrong = whole.out.copy()
     wrong.view(np.uint16)[-1, -1, -1, -1] ^= 1  # one bit of the last output
     assert check.judge(check.gather(cell, Given(q, k, v), LaunchOutput(wrong, whole.lse), config)).bits_differing == 1
+
+
+def test_a_cell_over_pages_is_for_builds_that_serve_and_others_say_why_not(monkeypatch):
+    cell = cells.Cell.of("practice", "8/2 2 x 1 x 300-700 page 16 bf16")
+    monkeypatch.setattr(launches, "loaded", lambda *_: lambda problem, given, options: lambda: (given, options))
+    made = {name: peers.kernel(name, "forward") for name in ("vllm", "flash3")}
+    assert made["vllm"].takes(cell)
+    assert not made["vllm"].takes(cells.select("gqa", ("bf16",))[0])
+    inputs = [Given(None, None, None, served={"q": None})]
+    assert made["vllm"].prepare(cell, inputs)(0) == (inputs[0].served, {"is_scheduled": True, "num_splits": 0})
+    with pytest.raises(Unsupported, match="it does not claim paged"):
+        made["flash3"].prepare(cell, inputs)
+
+
+def test_our_launch_over_pages_is_configured_as_it_is_planned(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    config = kernels.our_kernel("gluon", "").configure(cells.Cell.of("practice", "28/4 2 x 1 x 9000 page 16 bf16"))
+    assert (config.tile_m, config.pack_gqa) == (64, True)  # of one warpgroup, as over a cache alone
+    assert config.num_splits > 1

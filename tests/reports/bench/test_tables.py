@@ -9,8 +9,9 @@ import pytest
 
 from fa3_reports.bench import cells, ratios, results, tables
 from fa3_reports.bench.results import SampleFigures
-from fa3verify.files import csv_rows
-from fa3verify.timed.timing import LaunchTime, Times
+from fa3_reports.bench.sustained import Times
+from fa3_reports.stored import csv_rows
+from fa3verify.timed.timing import LaunchTime
 
 A, B = cells.paper(["fp16"], [64, 128], [512], [False])
 

@@ -68,7 +68,8 @@ def test_differing_bits_are_a_finding_and_missing_rows_no_pass(differing, left, 
 
     asked = []
 
-    def run(parts, settings, tell):
+    def run(parts, settings, tell, known):
+        assert known is campaign.PARTS
         asked.append((parts, settings))
         return [campaign.Filled(forward.CONTROLS, [["fp16", "fault", "9", "3", "9", "0"]], left), filled]
 

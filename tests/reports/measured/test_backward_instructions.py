@@ -8,11 +8,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from fa3_kernels.audit.compile import compile_call
 from fa3_kernels.audit.sass import Instruction, parse
-from fa3_kernels.audit.shipped import ShippedLaunch
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.audit.calls import calls_of
+from fa3_reports.audit.calls import ShippedLaunch, calls_of
+from fa3_reports.audit.compile import compile_call
 from fa3_simulator.backward_consumer import OTHERS, OTHERS_SPLIT
 
 pytestmark = pytest.mark.optional

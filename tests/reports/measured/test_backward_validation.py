@@ -12,7 +12,6 @@ from fa3_reports.bench_rows import read_rows
 from fa3_reports.measured import backward_validation as validation
 from fa3_simulator.backward_choice import schedule_for
 from fa3_simulator.clock import busy_shares, clock_under_load
-from fa3_simulator.held_out import TIMED
 from fa3_simulator.machine import load
 from fa3_simulator.run import estimate
 
@@ -106,20 +105,6 @@ def test_the_tables_are_written_and_printed(tmp_path: Path, capsys) -> None:
     assert out.read_text() == printed
     assert printed.count("| here | gluon |") == 2
     assert "2 measured backward passes" in printed
-
-
-def test_the_errors_that_tune_states_are_those_of_the_table() -> None:
-    """Of each kernel over all sources, from the table's rounded means."""
-    table = (REPORTS / "validation.md").read_text().split("\n\n")[1]
-    sums: dict[str, tuple[int, float]] = {}
-    for line in table.splitlines()[2:]:
-        _, kernel, rows, error, *_ = (cell.strip() for cell in line.strip("|").split("|"))
-        count, total = sums.get(kernel, (0, 0.0))
-        sums[kernel] = (count + int(rows), total + int(rows) * float(error.rstrip("%")) / 100)
-    known = {kernel: (n, pytest.approx(total / n, abs=1e-3)) for kernel, (n, total) in sums.items()}
-    assert known.pop("prototype")[0] == 25, "timed, and no longer simulated"
-    timed = {name: figures for name, figures in TIMED.items() if name.endswith("backward")}
-    assert {f"{family} backward": figures for family, figures in known.items()} == timed
 
 
 # Kernel in the bench, family, head dims: the mean error of cycles that docs/simulate.md states, in percent.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fa3_reports.measured.drawn import COUNT, DRAW, SPARES, drawn, spares_of
+from fa3_reports.measured.drawn import COUNT, DRAW, NEXT, SPARES, drawn, next_six, spares_of
 
 LIST = Path(__file__).parents[3] / "reports" / "h200" / "schedules" / "sources.toml"
 KERNELS = tomllib.loads(LIST.read_text(encoding="utf-8"))["kernel"]
@@ -41,3 +41,12 @@ def test_one_that_cannot_be_built_leaves_its_place_to_the_first_spare_that_can()
 def test_no_kernel_was_dropped_that_was_not_drawn() -> None:
     dropped = [kernel["name"] for kernel in KERNELS if "dropped" in kernel]
     assert set(dropped) <= {*drawn(NAMES), *spares_of(NAMES)}
+
+
+def test_the_second_six_are_the_first_that_can_be_built_of_those_that_the_first_test_left() -> None:
+    left = [name for name in NAMES if name not in drawn(NAMES)]
+    order = random.Random(20261202).sample(left, len(left))
+    assert NEXT == 20261202
+    assert next_six(NAMES) == order[:6]
+    fewer = [name for name in left if name != order[0]]
+    assert next_six(NAMES, [order[0]]) == random.Random(20261202).sample(fewer, len(fewer))[:6]

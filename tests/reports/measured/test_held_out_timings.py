@@ -12,7 +12,6 @@ import pytest
 
 from fa3_reports.measured.timings import MeasuredRow
 from fa3_reports.measured.validation import rankings
-from fa3_simulator.held_out import TIMED
 from tests.reports.measured.published import check_published, figures, published
 from tests.sampling import sampled
 
@@ -98,16 +97,3 @@ def test_the_best_of_three_costs_nothing_in_most_problems(compared) -> None:
     assert len(found) == 36
     assert np.median([r.tau for r in found]) == pytest.approx(0.87, abs=0.01)
     assert np.median([r.regret[1] for r in found]) == 0
-
-
-def test_the_errors_that_tune_states_are_those_of_the_held_out_rows() -> None:
-    others = [(folder, ()) for folder in ("h200/speed/flash4", "h200/speed/decode", "h200/simulator/unseen")]
-    found: dict[tuple[str, str], list[float]] = {}
-    for folder, seqlens in (*((folder, seqlens) for folder, seqlens, _, _ in UNSEEN), *others):
-        for item in published(folder):
-            if not seqlens or item.problem.seqlen_k in seqlens:
-                group = (item.config.family, item.config.dtype)
-                found.setdefault(group, []).append(abs(item.predicted[0] / item.cycles - 1))
-    timed = {name: figures for name, figures in TIMED.items() if not name.endswith("backward")}
-    figures = {" ".join(group): (len(x), round(float(np.mean(x)), 3)) for group, x in found.items()}
-    assert figures == timed

@@ -38,6 +38,17 @@ NAMES = {
     "mbarrier_stream",
     "mma_sync",
     "mma_sync_ldmatrix",
+    "shared_latency",
+    "mma_latency",
+    "bar_sync",
+    "shared_trip",
+    "fence_latency",
+    "global_latency",
+    "cp_async_latency",
+    "cp_async_beside",
+    "cta_start",
+    "warp_stream",
+    "store_issue",
 }
 
 

@@ -66,12 +66,12 @@ def _tile(problem: AttentionProblem, size: Size) -> Shipped:
     hidden, and at 192 a tile has more keys where V is narrow. Tiles of three warpgroups leave a thread 160 registers,
     with which a window spills, and so does a causal mask over packed sequences: such launches have the smaller tile.
     """
-    hides_keys = problem.causal or problem.window != (-1, -1)
+    hides_keys = problem.causal or problem.is_windowed
     if size is SIZES[False, 256]:
         return size.other if hides_keys else size.shipped
     if size is SIZES[False, 192]:
         return size.other if problem.head_dim_v <= 128 else size.shipped
-    needs_registers = problem.window != (-1, -1) or (problem.is_varlen and problem.causal)
+    needs_registers = problem.is_windowed or (problem.is_varlen and problem.causal)
     if needs_registers or problem.seqlen_q <= 128:
         return size.other
     tiles = {(tile.tile_m, tile.tile_n): tile for tile in (size.shipped, size.other)}
@@ -123,7 +123,19 @@ FAMILIES = {
                 "block_descale",
             }
         ),
-        serving=frozenset({"sinks", "paged", "seqused_k", "append", "rotary", "leftpad", "batch_idx"}),
+        serving=frozenset(
+            {
+                "sinks",
+                "attention_chunk",
+                "paged",
+                "seqused_k",
+                "append",
+                "rotary",
+                "leftpad",
+                "leftpad in pages",
+                "batch_idx",
+            }
+        ),
         choices=frozenset({"num_splits", "pack_gqa", "promotion_interval", "out_dtype"}),
         backward=Backward(
             tiles={

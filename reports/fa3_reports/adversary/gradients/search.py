@@ -17,8 +17,9 @@ from fa3_reference.bounds.backward import backward_bound
 from fa3_reports.adversary.gradients.colony import GENES, ISLANDS, GradientColony, GradientIsland, individual
 from fa3_reports.adversary.gradients.execution import GRADIENTS, execute
 from fa3_reports.adversary.gradients.mutations import MUTATIONS, Child, mutate_scale
+from fa3_reports.adversary.violations import ViolationSearch
 from fa3verify.operations.operation import error_over_bound
-from fa3verify.search.climb import Judge, Ratios, Search
+from fa3verify.search.climb import Judge, Ratios
 from fa3verify.search.colony import Place
 
 
@@ -67,7 +68,7 @@ def judge(colony: GradientColony, bound: Any = backward_bound) -> Ratios:
         return ratios
 
 
-class GradientSearch(Search):
+class GradientSearch(ViolationSearch):
     """The search on one island of gradients."""
 
     ISLANDS = ISLANDS

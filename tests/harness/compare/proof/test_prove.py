@@ -173,7 +173,7 @@ def test_bits_that_no_twin_has_are_told_to_be_so():
         (["twin.bf16", "--over", "batch=2,3"], 2, "with all values, got batch"),
         (["twin.bf16", "--batch", "2", "--workers", "1"], 2, "--prove does not take --batch, --workers"),
         (["twin.bf16", "twin.fp16"], 2, "--prove is of one kernel, got twin.bf16 and twin.fp16"),
-        ([], 2, "--prove is of one kernel, got none"),
+        ([], 2, "Missing argument 'KERNEL'"),
     ],
 )
 def test_exit_codes_are_those_of_the_answer(arguments, code, words):

@@ -1,0 +1,326 @@
+"""Where a model rounds, and by how much that moves its log-probabilities: predicted from two backward passes.
+
+A number that is rounded to nearest is off by an error of known deviation: its spacing over the root of 12. Behind every
+such number of a run in binary32 stands the identity, whose backward adds up (gradient x deviation)^2. With random signs
+over the tokens one backward gives the mean over all of them, by place, layer and head. Nothing is fitted, and no list
+of operations is needed: a result is rounded if the same call on the same numbers in binary32 returns another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from fa3_reference.bounds.quantisation import EPS_E4M3
+from fa3_reference.problem import Dtype
+from fa3_reference.quantize import QuantScheme
+from fa3_reference.scales import random_signs, rotate
+from fa3verify.models.attention import Attention, ExactAttention, attending
+
+TORCH = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e4m3": torch.float8_e4m3fn,
+}
+_NARROW = (torch.bfloat16, torch.float16)
+_P_OFFSET = 256.0  # by which a kernel of e4m3 multiplies P, so that small weights are no subnormals
+
+
+Results = Sequence[tuple[str, bool]]  # of the calls of a model: their names, and whether they were rounded
+
+
+class Place(NamedTuple):
+    """Where numbers are rounded: a layer (-1 for none), a module of it with what it calls, and a head (-1 for none).
+
+    Heads of k and v are kv heads.
+    """
+
+    layer: int
+    where: str
+    head: int = -1
+
+
+def deviation(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the standard deviation of rounding numbers of binary32 to nearest in a format; 0 is exact.
+
+    It is the spacing, 2^floor(log2 |x|) times the format's epsilon, over the root of 12.
+    """
+    info = torch.finfo(dtype)
+    powers = (x.float().view(torch.int32) & 0x7F800000).view(torch.float32).clamp(min=info.smallest_normal)
+    return torch.where(x == 0, 0, powers * (info.eps / math.sqrt(12)))
+
+
+class Rounding(NamedTuple):
+    """How numbers are rounded: their standard deviations, of the numbers ``x @ turn`` if there is one."""
+
+    deviation: Callable[[torch.Tensor], torch.Tensor]
+    turn: torch.Tensor | None = None
+
+
+Roundings = Mapping[str, Rounding]  # by the format of attention; of everything else under ""
+Visit = Callable[[torch.Tensor, Sequence[Place], Roundings], torch.Tensor]  # a place for each slice of dimension 1
+Variances = Counter[Place]
+
+
+class _Site(torch.autograd.Function):
+    """The identity, whose backward tells of the gradient and the numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tell: Callable[[torch.Tensor, torch.Tensor], None]) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.tell = tell
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.tell(gradients[0], *ctx.saved_tensors)
+        return gradients[0], None
+
+
+class SitedAttention(ExactAttention):
+    """Exact attention in binary32, where ``visit`` stands behind what kernels of some formats round.
+
+    Operands are rounded where the model has them in another format.
+    """
+
+    def __init__(self, visit: Visit, formats: Sequence[str], rest: Dtype, scheme: QuantScheme | None) -> None:
+        super().__init__(torch.float32)
+        self._visit = visit
+        self._formats = formats
+        self._rest = rest
+        self._scheme = scheme
+
+    def site(self, layer: int, first: int, name: str, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        roundings = {
+            dtype: self._rounding(dtype, name, x, scale)
+            for dtype in self._formats
+            if name not in "qkv" or dtype == "e4m3" or dtype != self._rest
+        }
+        places = [Place(layer, f"attention {name}", first + i) for i in range(x.shape[1])]
+        return self._visit(x, places, roundings)
+
+    def _rounding(self, dtype: str, name: str, x: torch.Tensor, scale: torch.Tensor | None) -> Rounding:
+        if scale is not None:  # P is rounded beside the largest weight of its row, which is 1 and exact
+            return Rounding(partial(_deviation_of_p, scale=scale, dtype=dtype))
+        if dtype != "e4m3" or name == "out":
+            return Rounding(partial(deviation, dtype=TORCH["bf16" if dtype == "e4m3" else dtype]))
+        seed = self._scheme.hadamard_seed if self._scheme and name in "qk" else None
+        return Rounding(lambda x: x.abs() * EPS_E4M3, None if seed is None else _rotation(x, seed))
+
+
+def _deviation_of_p(p: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
+    factor = (_P_OFFSET if dtype == "e4m3" else 1) / scale
+    return torch.where(p < scale, deviation(p * factor, TORCH[dtype]) / factor, 0)
+
+
+def _rotation(x: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.as_tensor(rotate(np.eye(x.shape[-1]), random_signs(x.shape[-1], seed))).to(x)
+
+
+@contextlib.contextmanager
+def _followed(model: PreTrainedModel) -> Iterator[Callable[[str], Place]]:
+    """Yield what returns the place of a call in the module that runs; the first number in its name is the layer."""
+    running = [""]
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        hooks.append(module.register_forward_hook(lambda *_: running.__delitem__(-1), always_call=True))
+
+    def place(call: str) -> Place:
+        before, layer, behind = re.fullmatch(r"(.*?)(?:\.(\d+)(?:\.|$)(.*))?", running[-1]).groups()  # type: ignore[union-attr]
+        return Place(-1 if layer is None else int(layer), f"{(before if layer is None else behind)} {call}".strip())
+
+    try:
+        yield place
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_counted(out: object) -> bool:
+    return isinstance(out, torch.Tensor) and out.is_floating_point()
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", str(function))
+
+
+def _widened(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.float() if x.dtype in _NARROW else x
+    return torch.float32 if x in _NARROW else x
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes of every result of a model in 16 bits whether it was rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[tuple[str, bool]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if _is_counted(out):
+            is_rounded = False
+            if out.dtype in _NARROW and not _name(func).endswith("_"):  # what works in place has been changed already
+                with torch._C.DisableTorchFunction(), contextlib.suppress(RuntimeError):  # type: ignore[attr-defined]
+                    wide = func(*pytree.tree_map(_widened, args), **pytree.tree_map(_widened, kwargs))
+                    is_rounded = wide.shape == out.shape and not torch.equal(wide.float(), out.float())
+            self.results.append((_name(func), is_rounded))
+        return out
+
+
+class _Ledger(TorchFunctionMode):
+    """Visits every result that was rounded: the same calls in the same order, in binary32."""
+
+    def __init__(self, results: Results, rest: Dtype, place: Callable[[str], Place], visit: Visit) -> None:
+        super().__init__()
+        self._results = iter(results)
+        self._roundings = {"": Rounding(partial(deviation, dtype=TORCH[rest]))}
+        self._place = place
+        self._visit = visit
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not _is_counted(out):
+            return out
+        name, is_rounded = next(self._results, ("nothing", False))
+        if name != _name(func):
+            raise ValueError(f"in 16 bits the model calls {name} where it calls {_name(func)} in binary32")
+        if not is_rounded:
+            return out
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            return self._visit(out, [self._place(name)], self._roundings)
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of every token but the first, (tokens - 1,), from the logits of all."""
+    return -torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="none")
+
+
+@lru_cache(4)
+def recorded(narrow: PreTrainedModel | None, tokens: torch.Tensor, attention: str = "") -> Results:
+    """Return the results of a model in 16 bits, with an attention of Transformers that is named or an exact one, and
+    which of them were rounded; nothing without a model."""
+    if narrow is None:
+        return []
+    with torch.no_grad(), attending(narrow, attention or ExactAttention(torch.float32)), _Recorder() as recorder:
+        narrow(tokens[None], use_cache=False)
+    return recorder.results
+
+
+class Rounded(NamedTuple):
+    """What is rounded in a run: a model in binary32, the format of ``rest``, and in ``results`` those of the same model
+    in it, of :func:`recorded`.
+
+    ``attention`` makes the attention that has its numbers visited, of kernels of ``formats``; or it is the name of a
+    function of Transformers, which is then the one format.
+    """
+
+    wide: PreTrainedModel
+    rest: Dtype
+    results: Results
+    attention: Callable[[Visit], Attention] | str
+    formats: Sequence[str]
+
+    def run(self, tokens: torch.Tensor, visit: Visit) -> torch.Tensor:
+        """Return the log-probabilities of a run in binary32, in which every number that is rounded is visited."""
+        with contextlib.ExitStack() as stack:
+            attention = self.attention if isinstance(self.attention, str) else self.attention(visit)
+            stack.enter_context(attending(self.wide, attention))
+            if self.results:
+                place = stack.enter_context(_followed(self.wide))
+                stack.enter_context(_Ledger(self.results, self.rest, place, visit))
+            out = self.wide(tokens[None], use_cache=False)
+        return logprobs_of(out.logits[0], tokens)
+
+
+def predicted(rounded: Rounded, tokens: torch.Tensor, *, draws: int = 2, seed: int = 0) -> dict[str, Variances]:
+    """Return the predicted variance of a token's log-probability by format and place, in nats^2, the mean over tokens.
+
+    Parameters
+    ----------
+    rounded : Rounded
+    tokens : int64 tensor (tokens,)
+    draws : int
+        Backward passes, each with signs of its own.
+
+    Raises
+    ------
+    ValueError
+        If the model calls other functions in 16 bits than in binary32.
+    """
+    found: dict[str, Variances] = defaultdict(Counter)
+    random = torch.Generator().manual_seed(seed)
+    count = draws * (len(tokens) - 1)
+
+    def visit(x: torch.Tensor, places: Sequence[Place], roundings: Roundings) -> torch.Tensor:
+        def tell(gradient: torch.Tensor, numbers: torch.Tensor) -> None:
+            for key, (deviation_of, turn) in roundings.items():
+                g, n = (gradient, numbers) if turn is None else (gradient @ turn, numbers @ turn)
+                squares = (g * deviation_of(n)).square().reshape(len(places), -1).sum(1) / count
+                found[key].update(dict(zip(places, squares.tolist(), strict=True)))
+
+        return _Site.apply(x, tell) if x.requires_grad else x  # type: ignore[return-value]
+
+    def begin(_module: object, _args: object, out: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            out.requires_grad_()
+
+    hook = rounded.wide.get_input_embeddings().register_forward_hook(begin)
+    try:
+        for _ in range(draws):
+            logprobs = rounded.run(tokens, visit)
+            signs = torch.randint(0, 2, logprobs.shape, generator=random) * 2 - 1
+            (logprobs * signs.to(logprobs)).sum().backward()
+    finally:
+        hook.remove()
+    return {key: found[""] + found[key] for key in rounded.formats}
+
+
+def deviations(rounded: Rounded, tokens: torch.Tensor, *, runs: int = 8, seed: int = 0) -> np.ndarray:
+    """Return by which standard deviation rounding moves each token's log-probability, in nats, float64 (tokens - 1,).
+
+    It is that of runs in which every number that is rounded is moved at random, by what rounding moves it; routers
+    pick other experts there, too. A few runs leave some tokens with far too small a variance, so that each is drawn a
+    third of the way to the mean of all.
+
+    Parameters
+    ----------
+    rounded : Rounded
+        Of one format.
+    tokens : int64 tensor (tokens,)
+    runs : int
+        At least two.
+
+    Raises
+    ------
+    ValueError
+        If the model calls other functions in 16 bits than in binary32.
+    """
+    random = torch.Generator(tokens.device).manual_seed(seed)
+
+    def visit(x: torch.Tensor, _places: Sequence[Place], roundings: Roundings) -> torch.Tensor:
+        for deviation_of, turn in roundings.values():
+            x = x if turn is None else x @ turn
+            uniform = torch.rand(x.shape, generator=random, device=x.device) * 2 - 1
+            x = x + deviation_of(x) * uniform * math.sqrt(3)
+            x = x if turn is None else x @ turn.mT
+        return x
+
+    with torch.no_grad():
+        squares = torch.stack([rounded.run(tokens, visit) for _ in range(runs)]).double().var(0)
+    return torch.lerp(squares, squares.mean(), 1 / 3).sqrt().numpy(force=True)
