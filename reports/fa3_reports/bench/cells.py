@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3_reports.bench.grids import GRIDS
@@ -22,6 +23,7 @@ TOKENS = 16384
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
 SCHEDULE_SEQLENS = (1024, 4096, 16384)
+DRAWN = Path(__file__).parents[2] / "h200" / "speed" / "drawn" / "problems.txt"
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "e4m3": 1}
 
 
@@ -58,8 +60,9 @@ class Cell:
 
     @classmethod
     def of(cls, grid: str, line: str) -> Cell:
-        """Return the cell of a line."""
+        """Return the cell of a line; that of a plain batch is as if its sizes had been given."""
         p, _ = read_line(line)
+        is_plain = p.cache is None and p.seqlens_q is None
         return cls(
             grid,
             p.dtype,
@@ -71,7 +74,7 @@ class Cell:
             head_dim=p.head_dim,
             causal=p.causal,
             head_dim_v=p.head_dim_v if p.head_dim_v != p.head_dim else 0,
-            line=line,
+            line="" if is_plain else line,
         )
 
     @property
@@ -282,6 +285,13 @@ def practice_lines() -> list[str]:
     return lines
 
 
+def drawn_lines(grid: str) -> list[str]:
+    """Return the lines of ``reports/h200/speed/drawn`` that are of a grid, "drawn" or "backward_drawn"."""
+    text = DRAWN.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in text if line and not line.startswith("#")]
+    return [line.removesuffix(" backward") for line in lines if line.endswith(" backward") == (grid != "drawn")]
+
+
 def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
     """Return the cells of a grid whose shapes are listed above.
 
@@ -290,6 +300,8 @@ def _listed(grid: str, dtypes: Sequence[Dtype]) -> list[Cell]:
     """
     if grid == "practice":
         return [Cell.of(grid, f"{line} {dtype}") for dtype in dtypes for line in practice_lines()]
+    if grid.endswith("drawn"):
+        return [cell for cell in (Cell.of(grid, line) for line in drawn_lines(grid)) if cell.dtype in dtypes]
     if grid in _UNSEEN:
         return [Cell("schedules", *shape) for shape in _UNSEEN[grid] if shape[0] in dtypes]
     some: dict[str, Sequence[Dtype]] = {"accumulator_loss": ("e4m3",), "backward_widths": ("fp16", "bf16")}

@@ -15,6 +15,8 @@ GRIDS = (
     "unseen3",
     "widths",
     "practice",
+    "drawn",
     "backward",
     "backward_widths",
+    "backward_drawn",
 )

@@ -119,15 +119,12 @@ def our_kernel(
 def _defaults(cell: Cell) -> Keywords:
     """Return the launch options that all our kernels have in a cell.
 
-    In grids "decode" and "practice" few queries leave most of the GPU idle, so the launch chooses the splits. In grid
-    "schedules" heads are never packed, as the rows of its table do not say whether they are.
+    Few queries leave most of the GPU idle, so that the launch chooses the splits in grid "decode" and over a cache. In
+    grid "schedules" heads are never packed, as the rows of its table do not say whether they are.
     """
-    by_grid: dict[str, Keywords] = {
-        "decode": {"num_splits": 0},
-        "practice": {"num_splits": 0},
-        "schedules": {"pack_gqa": False},
-    }
-    return by_grid.get(cell.grid, {})
+    if cell.grid == "decode" or cell.line:
+        return {"num_splits": 0}
+    return {"pack_gqa": False} if cell.grid == "schedules" else {}
 
 
 def _is_varied(cell: Cell) -> bool:

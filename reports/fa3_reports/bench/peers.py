@@ -27,7 +27,8 @@ OUR_BACKWARDS = {
 
 def _options(name: str, cell: Cell) -> dict[str, int]:
     """Let a library choose the number of splits for decoding and for chunks, if it can."""
-    return {"num_splits": 0} if cell.grid in ("decode", "practice") and "num_splits" in PEERS[name].choices else {}
+    chooses = cell.grid == "decode" or cell.line
+    return {"num_splits": 0} if chooses and "num_splits" in PEERS[name].choices else {}
 
 
 def model_of(name: str, cell: Cell) -> KernelModel:

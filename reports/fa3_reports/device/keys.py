@@ -236,6 +236,7 @@ KEYS = (  # the first that fits
         _constant,
         "mistakes planted in twins on a CPU, in one trained model and random ones, on texts as they were that day",
     ),
+    Key(("speed/drawn/predicted.csv",), _constant, "what was predicted before the launches were timed"),
     Key(("serving/parts.json",), _none, "timed of kernels with fewer registers at their entry than they have now"),
     Key(("training/*.*",), _none, "a training run, which kept no hash of the launches"),
     Key(
