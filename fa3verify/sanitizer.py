@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
-    import numpy.typing as npt
 
     from fa3_reference.quantize import QuantScheme
     from fa3verify.models.logprobs import LogprobsRun, PreTrainedModel, Tokens
@@ -139,8 +138,8 @@ def logprobs(
 def explain(
     model: PreTrainedModel,
     tokens: Sequence[Tokens],
-    first: Sequence[npt.NDArray[np.float32 | np.float64]],
-    second: Sequence[npt.NDArray[np.float32 | np.float64]],
+    first: Sequence[np.typing.NDArray[np.float32 | np.float64]],
+    second: Sequence[np.typing.NDArray[np.float32 | np.float64]],
     rest: Literal["bf16", "fp16"] = "bf16",
     *,
     seed: int = 0,
