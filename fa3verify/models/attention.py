@@ -97,6 +97,14 @@ class Attention(ABC):
         """Return out, (batch, heads, seqlen_q, head_dim_v), in the format of q."""
 
 
+def seen_keys(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
+    """Return where a query sees a key, bool (seqlen_q, seqlen_k)."""
+    keys = torch.arange(problem.seqlen_k, device=device)
+    ends = problem.visible_keys(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k)
+    first, stop = (torch.as_tensor(x, device=device)[:, None] for x in ends)
+    return (keys >= first) & (keys < stop)
+
+
 class ExactAttention(Attention):
     """Attention in ``dtype``, by torch's operators: differentiable, and of the heads that share a kv head at a time."""
 
@@ -111,30 +119,27 @@ class ExactAttention(Attention):
         return x
 
     def attend(self, asked: LayerCall) -> torch.Tensor:
+        hidden = ~seen_keys(asked.problem, asked.qkv[0].device)
+        outs = [self.of_kv_head(kv, asked, hidden) for kv in range(asked.problem.nheads_kv)]
+        return torch.cat(outs, dim=1).to(asked.qkv[0].dtype)
+
+    def of_kv_head(self, kv: int, asked: LayerCall, hidden: torch.Tensor) -> torch.Tensor:
+        """Return out of the query heads of a kv head, where no query sees the ``hidden`` keys."""
         layer, problem, (q, k, v), sinks = asked
-        keys = torch.arange(problem.seqlen_k, device=q.device)
-        ends = problem.visible_keys(np.arange(problem.seqlen_q), problem.seqlen_q, problem.seqlen_k)
-        start, stop = (torch.as_tensor(x, device=q.device)[:, None] for x in ends)
-        hidden = (keys < start) | (keys >= stop)
-        outs = []
-        for kv in range(problem.nheads_kv):
-            first = kv * problem.group
-            heads = slice(first, first + problem.group)
-            query = self.site(layer, first, "q", q[:, heads].to(self._dtype), None)
-            key, value = (
-                self.site(layer, kv, name, x[:, [kv]].to(self._dtype), None) for name, x in (("k", k), ("v", v))
-            )
-            scores = query @ key.mT * problem.softmax_scale
-            if problem.softcap:
-                scores = problem.softcap * torch.tanh(scores / problem.softcap)
-            scores = scores.masked_fill(hidden, -torch.inf)
-            if sinks is not None:
-                sink = sinks[heads].to(self._dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-                scores = torch.cat([scores, sink], dim=-1)
-            p = torch.softmax(scores, dim=-1)[..., : problem.seqlen_k]
-            p = self.site(layer, first, "P", p, p.detach().amax(-1, keepdim=True))
-            outs.append(self.site(layer, first, "out", p @ value, None))
-        return torch.cat(outs, dim=1).to(q.dtype)
+        first = kv * problem.group
+        heads = slice(first, first + problem.group)
+        query = self.site(layer, first, "q", q[:, heads].to(self._dtype), None)
+        key, value = (self.site(layer, kv, name, x[:, [kv]].to(self._dtype), None) for name, x in (("k", k), ("v", v)))
+        scores = query @ key.mT * problem.softmax_scale
+        if problem.softcap:
+            scores = problem.softcap * torch.tanh(scores / problem.softcap)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            sink = sinks[heads].to(self._dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        p = torch.softmax(scores, dim=-1)[..., : problem.seqlen_k]
+        p = self.site(layer, first, "P", p, p.detach().amax(-1, keepdim=True))
+        return self.site(layer, first, "out", p @ value, None)
 
 
 def _on_host(asked: LayerCall) -> list[np.ndarray]:

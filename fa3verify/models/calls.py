@@ -97,14 +97,14 @@ def read_transformers(given: Facts) -> Facts:
     says = given["is_causal"]
     causal = mask is None and rows > 1 and bool(getattr(given["module"], "is_causal", True) if says is None else says)
     left = -1 if given["sliding_window"] is None or mask is not None else given["sliding_window"] - 1
-    alike = {name: given[name] for name in ("query", "key", "value", "dropout", "softcap")}
-    masks = {"causal": causal, "window_size": (left, 0 if causal and left >= 0 else left)}
-    terms = {
+    facts = {name: given[name] for name in ("query", "key", "value", "dropout", "softcap")} | {
+        "causal": causal,
+        "window_size": (left, 0 if causal and left >= 0 else left),
         "scale": given["scaling"],
         "sinks": given["s_aux"],
         "attn_mask": mask if mask is None else mask[..., :keys],
     }
-    return read(alike | masks | terms, {"dropout": 0.0, "softcap": 0.0}, "bhsd")
+    return read(facts, {"dropout": 0.0, "softcap": 0.0}, "bhsd")
 
 
 def cut(call: AttentionCall, sequence: int, heads: slice) -> Facts:
@@ -129,8 +129,8 @@ def shape_of(call: AttentionCall) -> AttentionProblem:
     is_ragged = call.q.ndim == 3 or call.cache_seqlens is not None
     sizes: Facts = {f"seqlen_{name}": max(n) for name, n in lengths.items()}
     sizes |= {f"seqlens_{name}": n for name, n in lengths.items() if is_ragged}
-    heads = {"nheads": call.nheads, "nheads_kv": call.nheads_kv}
-    return replace(call.problem(0, 1), batch=len(call.lengths_q), **heads, **sizes)
+    sizes |= {"batch": len(call.lengths_q), "nheads": call.nheads, "nheads_kv": call.nheads_kv}
+    return replace(call.problem(0, 1), **sizes)
 
 
 class HeldCall:
@@ -184,10 +184,9 @@ class HeldCall:
             if name == "dout":
                 self._arrived = {}
             x = gradient.detach().transpose(1, 2) if name == "dout" and self._swaps else gradient.detach()
-            is_of_keys = name in ("dk", "dv")
             own = (
                 self._call.keys(x, sequence, head_kv)[:, None]
-                if is_of_keys
+                if name in ("dk", "dv")
                 else self._call.queries(x, sequence)[:, heads]
             )
             self._arrived[name] = on_host(own).astype(self._facts["q"].dtype)[None]

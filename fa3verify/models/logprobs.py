@@ -46,6 +46,7 @@ OF_TRANSFORMERS = ("eager", "sdpa")  # attention that Transformers has, and no k
 _WORST = 8  # rows of a call that are judged as the farthest, and first positions of which all heads are
 _ROWS = 8  # of logits that are taken to float64 at once
 _PAIRS = 1 << 17  # of queries and keys that are held at once, so that a core's cache has room for them
+_PAIRS_ON_GPU = 1 << 26  # likewise, so that launches are few
 
 
 class LanguageModel:
@@ -85,12 +86,12 @@ class _Routers(TorchFunctionMode):
         return out
 
 
-def judged(call: KernelCall) -> str:
+def judged(call: KernelCall, device: str = "cpu") -> str:
     """Judge the queries of a call that are farthest from what is due, and the first ones, whose few keys leave little
     room: return what is wrong, or nothing.
 
-    The bound is that of the kernel's own order of operations where that is known, else of any. Operands are taken as
-    the kernel has them, so that their rounding is no error of the call.
+    The farthest are looked for on ``device``. The bound is that of the kernel's own order of operations where that is
+    known, else of any. Operands are taken as the kernel has them, so that their rounding is no error of the call.
     """
     problem = call.problem
     operands = call.operands
@@ -99,14 +100,14 @@ def judged(call: KernelCall) -> str:
     facts |= {name: x.by_kv_head(problem.nheads_kv) for name, x in descales if x is not None}
     facts |= {"sinks": operands.sinks, "layout": "bshd"}
     made = AttentionCall(**{name: getattr(operands, name) for name in "qkv"}, out=call.out, **facts)
-    tensors = {name: to_torch(getattr(made, name)) for name in ("q", "k", "v", "out")}
+    tensors = {name: to_torch(getattr(made, name), device) for name in ("q", "k", "v", "out")}
     found, _ = worst_rows(
         replace(made, **tensors),
         seed=0,
         rows=_WORST,
         heads=made.nheads,
         pairs=1 << 62,
-        scores=_PAIRS,
+        scores=_PAIRS if device == "cpu" else _PAIRS_ON_GPU,
         dtype=torch.float64 if problem.dtype == "fp32" else torch.float32,
     )
     first = range(min(_WORST, problem.seqlen_q))
@@ -218,7 +219,7 @@ def run_text(
                 exact=exact,
                 sampled=sampled,
                 calls=len(calls),
-                wrong=tuple(filter(None, map(judged, calls))),
+                wrong=tuple(filter(None, (judged(call, str(tokens.device)) for call in calls))),
                 first=first_difference(first, calls) if first and calls else "",
                 variances=variances[format_of(attention)],
                 deviations=sigmas.get(format_of(attention), ()),

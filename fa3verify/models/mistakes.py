@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from fa3verify.models.attention import ExactAttention, LayerCall
+from fa3verify.models.attention import ExactAttention, LayerCall, seen_keys
 
 _PAGE = 16
 _BLOCK = 128  # keys; a tile has as many queries, or a divisor of them
@@ -56,14 +55,12 @@ class Layer:
     def of(cls, asked: LayerCall, frequencies: torch.Tensor) -> Layer:
         problem = asked.problem
         q, keys, values = (x[0].detach().float() for x in asked.qkv)
-        position = np.arange(problem.seqlen_k)
-        first, stop = (ends[:, None] for ends in problem.visible_keys(position, len(position), len(position)))
         return cls(
             q=q,
             keys=keys,
             values=values,
             kv=torch.arange(problem.nheads, device=q.device) // problem.group,
-            seen=torch.as_tensor((position >= first) & (position < stop), device=q.device),
+            seen=seen_keys(problem, q.device),
             scale=problem.softmax_scale,
             softcap=problem.softcap,
             sinks=None if asked.sinks is None else asked.sinks.detach().float()[:, None, None],

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from fa3_reference.bounds.quantisation import EPS_E4M3
 from fa3_reference.problem import Dtype
 from fa3_reference.quantize import QuantScheme
 from fa3_reference.scales import random_signs, rotate
-from fa3verify.models.attention import Attention, ExactAttention, attending
+from fa3verify.models.attention import Attention, ExactAttention, LayerCall, attending
 
 TORCH = {
     "fp32": torch.float32,
@@ -110,6 +111,10 @@ class SitedAttention(ExactAttention):
         }
         places = [Place(layer, f"attention {name}", first + i) for i in range(x.shape[1])]
         return self._visit(x, places, roundings)
+
+    def of_kv_head(self, kv: int, asked: LayerCall, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what exact attention does; gradients compute the scores again, as those of all layers are many GB."""
+        return checkpoint(super().of_kv_head, kv, asked, hidden, use_reentrant=False, preserve_rng_state=False)
 
     def _rounding(self, dtype: str, name: str, x: torch.Tensor, scale: torch.Tensor | None) -> Rounding:
         if scale is not None:  # P is rounded beside the largest weight of its row, which is 1 and exact

@@ -92,6 +92,20 @@ def test_a_rotation_is_predicted(llama: Any) -> None:
     assert kernel.predicted != plain.kernels[0].predicted
 
 
+def test_gradients_of_a_prediction_keep_no_scores_of_attention(llama: Any) -> None:
+    kept: list[int] = []
+
+    def pack(x: Any) -> Any:
+        kept.append(x.numel())
+        return x
+
+    tokens = text(1000)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        found = logprobs.predict(logprobs.LanguageModel(llama), tokens, [logprobs.attention_of("twin.bf16")], seed=0)
+    assert sum(found["bf16"].values()) > 0
+    assert max(kept) == len(tokens) ** 2  # the mask of a layer; the scores of a kv head are twice as many
+
+
 def test_a_kernel_does_not_differ_from_itself(llama: Any) -> None:
     first, second, other = logprobs.logprobs(llama, [text()], ["twin.bf16", "twin.bf16", "twin.flash2.bf16"]).kernels
     assert (first.apart, first.first) == (None, "")
