@@ -136,8 +136,7 @@ def edges(problem: AttentionProblem, given: Given, output: LaunchOutput) -> list
     """Return the first and the last rows of the last sequence and head, in which a wrong mask shows."""
     last = asked(problem)[-1]
     count = min(EDGE_ROWS, last.seqlen_q)
-    first = {0} if problem.causal or not problem.attention_chunk else set()
-    rows = (slice(start, start + count) for start in sorted(first | {last.seqlen_q - count}))
+    rows = (slice(start, start + count) for start in sorted({0, last.seqlen_q - count}))
     return [sample(problem, given, output, each, last.index, problem.nheads_kv - 1) for each in rows]
 
 

@@ -23,6 +23,7 @@ from fa3_reference.layout import Cache
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme
 from fa3_reference.rules import require
+from fa3verify.kernels import calls
 from fa3verify.kernels.record import Kernel
 from fa3verify.operations import FORWARD
 from fa3verify.tensors.convert import to_numpy, to_torch
@@ -190,7 +191,7 @@ class KernelAttention(Attention):
         if sinks is not None:
             operands = replace(operands, sinks=to_numpy(sinks.detach().float()))
         config = self.kernel.code.configure(problem)
-        out = np.asarray(self.kernel.code.run(problem, operands, config).out)  # type: ignore[attr-defined]
+        out = calls.run(self.kernel, problem, operands, config)["out"]
         if self.keeps:
             order = None if self.kernel.order is None else self.kernel.order(config)
             self.calls.append(KernelCall(layer, problem, operands, out, order))

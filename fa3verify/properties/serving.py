@@ -148,7 +148,7 @@ def _sink_as_key(setup: Setup, trial: Trial) -> Found:
 
 def _one_chunk(setup: Setup, trial: Trial) -> tuple[Setup, Setup]:
     if any(seq.seqlen_q > seq.seqlen_k for seq in setup.problem.sequences()):
-        raise Untaken("a query in front of the first key is in no chunk")
+        raise Untaken("a query in front of the first key is in no chunk that holds one")
     return setup._replace(problem=replace(setup.problem, attention_chunk=max(1, setup.problem.seqlen_k))), setup
 
 

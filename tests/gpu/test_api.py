@@ -58,7 +58,7 @@ def test_operators_pass_opcheck() -> None:
     from fa3_kernels import operators  # noqa: F401 (registers them)
 
     q, k, v = tensors(seqlen=130)
-    tail = (None, None, None, None, True, -1, -1, 0.0, 1, None, [0, 0, 0], 128, True, 0)
+    tail = (None, None, None, None, True, -1, -1, 0.0, 1, None, [0, 0, 0], 128, True, 0, 0)
     torch.library.opcheck(torch.ops.fa3verify.forward.default, (q, k, v, *tail))
     starts = torch.tensor([0, 130, 260], dtype=torch.int32, device="cuda")
     packed = [x.flatten(0, 1) for x in (q, k, v)]

@@ -64,9 +64,10 @@ def test_used_lengths_give_the_bits_of_the_rows_that_count_alone(dtype, splits, 
     lengths = [starts_of(x[i] for x in LENGTHS) for i in (0, 1)]
     given = {"seqused_q": integers(used_q) if is_q else None, "seqused_k": integers(used_k) if is_k else None}
     behind = v.clone()
-    behind[~of_k] = float("nan")
+    behind.view(torch.uint8)[~of_k] = 0x7F if dtype == "float8_e4m3fn" else 0xFF  # NaN
     out, lse = run(q, k, behind, *lengths, **given)
-    want, want_lse = run(q[of_q], k[of_k], v[of_k], starts_of(used_q), starts_of(used_k))
+    alone = [x.view(torch.uint8)[mask].view(x.dtype) for x, mask in ((q, of_q), (k, of_k), (v, of_k))]  # of any format
+    want, want_lse = run(*alone, starts_of(used_q), starts_of(used_k))
     assert torch.equal(out[of_q], want)
     assert torch.equal(lse[:, of_q], want_lse)
     assert not out[~of_q].any()
@@ -136,12 +137,14 @@ def test_a_schedule_made_before_is_read_and_gives_the_bits_of_the_call(dtype, pa
     run: Any = flash_attn_with_kvcache
     options |= {"num_splits": num_splits, "return_softmax_lse": True}
     want = run(*operands, **options)
-    made = get_scheduler_metadata(*of_schedule.pop("sizes"), num_splits=num_splits, **of_schedule)
+    *sizes, seqlens = of_schedule.pop("sizes")
+    make: Any = lambda lengths: get_scheduler_metadata(*sizes, lengths, num_splits=num_splits, **of_schedule)  # noqa: E731
+    made = make(seqlens)
     for _ in range(2):
         found = run(*operands, scheduler_metadata=made, **options)
         assert torch.equal(found[0], want[0])
         assert torch.equal(found[1], want[1])
-    made.zero_()  # a schedule of nothing but the first tile
+    made.copy_(make(torch.ones_like(seqlens)))  # the lengths of a call with one key each
     assert not torch.equal(run(*operands, scheduler_metadata=made, **options)[0], want[0])
     for other in (made[1:], made.float(), torch.cat([made, made[:1]])):  # not for this call
         assert torch.equal(run(*operands, scheduler_metadata=other, **options)[0], want[0])

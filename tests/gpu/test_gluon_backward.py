@@ -93,7 +93,7 @@ def test_differentiable_operators_pass_opcheck() -> None:
 
     q, k, v = (torch.randn(1, 70, heads, 64, device="cuda", dtype=torch.float16) for heads in (4, 2, 2))
     inputs = tuple(x.requires_grad_() for x in (q, k, v))
-    options = (None, None, None, None, True, -1, -1, 0.0, 1, None, [0, 0, 0], 128, True, 0)
+    options = (None, None, None, None, True, -1, -1, 0.0, 1, None, [0, 0, 0], 128, True, 0, 0)
     torch.library.opcheck(forward_op, (*inputs, *options))
 
 

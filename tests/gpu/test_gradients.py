@@ -138,7 +138,9 @@ def test_operators_with_gradients_pass_opcheck(name: str) -> None:
     semantics = (None, problem.causal, *problem.window, problem.softcap)
     forward = operators.forward_varlen_op if packed else operators.forward_op
     backward = operators.backward_varlen_op if packed else operators.backward_op
-    torch.library.opcheck(forward, (q, k, v, *packed, None, None, None, *semantics, 1, None, [0, 0, 0], 128, True))
+    torch.library.opcheck(
+        forward, (q, k, v, *packed, None, None, None, *semantics, 1, None, [0, 0, 0], 128, True, 0, 0)
+    )
     with torch.no_grad():
         out, lse = attend(problem, q, k, v)
     given = [x.detach() for x in (dout, q, k, v)]

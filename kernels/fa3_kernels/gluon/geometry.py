@@ -114,6 +114,13 @@ def read_tile_again(p, entry):
 
 
 @gluon.jit
+def _chunk_of(p, diagonal):
+    """Return the first key of the chunk that holds a diagonal; that of a row in front of the first key has no key."""
+    chunk = p.chunk[0]
+    return gl.where(diagonal < 0, -chunk, diagonal // chunk * chunk)
+
+
+@gluon.jit
 def key_blocks(p, tile):
     """Return the key blocks that some row of the tile sees; with split-KV those of this split.
 
@@ -135,8 +142,8 @@ def key_blocks(p, tile):
         left_masked = gl.cdiv(gl.maximum(last - p.left, 0), tile_n)
     if p.variant.is_chunked:
         chunk = p.chunk[0]
-        of_first = gl.maximum(tile.position + offset, 0) // chunk * chunk
-        of_last = gl.maximum(last, 0) // chunk * chunk
+        of_first = _chunk_of(p, tile.position + offset)
+        of_last = _chunk_of(p, last)
         stop = gl.minimum(stop, of_last + chunk)
         unmasked = gl.minimum(unmasked, of_first + chunk)
         first = gl.maximum(first, of_first // tile_n)
@@ -170,7 +177,7 @@ def visible_scores(p, s, tile, first_key, WARPGROUP: gl.constexpr):
     else:
         stop = rows * 0 + (tile.seqlen_k - first_key)
     if p.variant.is_chunked:
-        of_row = gl.maximum(rows + diagonal, 0) // p.chunk[0] * p.chunk[0] - first_key
+        of_row = _chunk_of(p, rows + diagonal) - first_key
         stop = gl.minimum(stop, of_row + p.chunk[0])
         return softmax.visible(s, stop, gl.maximum(rows + (diagonal - p.left - first_key), of_row))
     elif p.variant.is_left_limited:

@@ -245,7 +245,7 @@ def packed_order(
         stop = tl.where(right < 0, own_k, tl.minimum(own_k, last + right + 1))
         start_key = tl.where(left < 0, 0, tl.maximum(m_block * positions + offset - left, 0))
         if chunk is not None:
-            stop = tl.minimum(stop, tl.maximum(last, 0) // chunk * chunk + chunk)
+            stop = tl.minimum(stop, tl.where(last < 0, 0, last // chunk * chunk + chunk))
             start_key = tl.maximum(start_key, tl.maximum(m_block * positions + offset, 0) // chunk * chunk)
         count = tl.maximum(tl.cdiv(tl.maximum(stop, 0), tile_n) - start_key // tile_n, 0)
         size = tl.cdiv(count, num_splits)

@@ -92,8 +92,8 @@ def key_blocks(shape: Shape, batch: int, first_position: int, last_position: int
     stop = seqlen_k if shape.right < 0 else min(seqlen_k, last_position + offset + shape.right + 1)
     start = 0 if shape.left < 0 else max(0, first_position + offset - shape.left)
     if shape.chunk:
-        start = max(start, max(0, first_position + offset) // shape.chunk * shape.chunk)
-        stop = min(stop, max(0, last_position + offset) // shape.chunk * shape.chunk + shape.chunk)
+        start = max(start, (first_position + offset) // shape.chunk * shape.chunk)
+        stop = min(stop, (last_position + offset) // shape.chunk * shape.chunk + shape.chunk)
     first = start // tile_n
     return range(first, max(first, -(-max(stop, 0) // tile_n)))
 

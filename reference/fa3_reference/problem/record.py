@@ -61,7 +61,8 @@ class AttentionProblem(Shapes):
         every row sees and that has no value. It acts as a key with that score and V = 0, and lse includes it.
     attention_chunk : int
         c > 0 cuts the keys into runs of c keys, and hides the keys of all runs but the one in which the query stands on
-        the bottom-right aligned diagonal, as FlashAttention-3 does; 0 switches it off.
+        the bottom-right aligned diagonal, as FlashAttention-3 does: one in front of the first key sees none. 0 switches
+        it off.
     qv : bool
         Whether the last ``head_dim_v`` channels of K are V, as in absorbed MLA. A kernel is then given the last
         channels of Q separately, as qv, and adds qv V^T to its scores.
@@ -146,12 +147,6 @@ class AttentionProblem(Shapes):
             require(isinstance(getattr(self, name), bool), f"{name} must be a bool, got {getattr(self, name)!r}")
         chunk = self.attention_chunk
         require(is_integer(chunk, 0), f"attention_chunk must be an integer >= 0, got {chunk!r}")
-        starts_early = any(seq.seqlen_q > seq.seqlen_k for seq in self.sequences())
-        require(
-            not chunk or self.causal or not starts_early,
-            "attention_chunk without a causal mask needs no more queries than keys: a query in front of the first key "
-            "is in no chunk",
-        )
         require(
             not self.qv or (self.head_dim > self.head_dim_v and self.dtype != "e4m3"),
             "qv needs 16 bits and a head_dim of more than head_dim_v, which it holds, "

@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from tests.quality.calls.exhibits import PAGES, ROWS, wrong
-from tests.quality.calls.plain import cached
-from tests.quality.calls.witnesses import cache, differs
+from tests.quality.calls.exhibits import DENSE, PAGES, ROWS, wrong
+from tests.quality.calls.plain import attend, cached
+from tests.quality.calls.witnesses import cache, dense, differs
 
 serving = partial(wrong, "serving", head_dims=(64,))
 rotates = partial(serving, features=(*PAGES, "append", "rotary"))
@@ -110,6 +110,19 @@ def chunks_from_1024(q, k, v, *, attention_chunk=0, **o):
 )
 def chunk_of_8192(q, k, v, *, attention_chunk=0, **o):
     return cached(q, k, v, attention_chunk=attention_chunk - (attention_chunk == 8192), **o)
+
+
+@serving(
+    "without a causal mask queries in front of the first key see the first chunk",
+    differs(dense, seqlen_q=7, seqlen_k=4, attention_chunk=3),
+    features=(*DENSE, "attention_chunk"),
+)
+def chunk_in_front(q, k, v, *, attention_chunk=0, causal=False, **o):
+    out, lse = attend(q, k, v, attention_chunk=attention_chunk, causal=causal, **o)
+    if attention_chunk and not causal and (early := max(0, q.shape[1] - k.shape[1])):
+        first = attend(q[:, :early], k[:, :attention_chunk], v[:, :attention_chunk], **o)
+        out[:, :early], lse[..., :early] = first
+    return out, lse
 
 
 @serving(
