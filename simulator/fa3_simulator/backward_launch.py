@@ -9,7 +9,13 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from fa3_kernels.plan.key_tiles import HEADS_AT_A_TIME, visited_rows
+from fa3_kernels.plan.choose import H200_SMS
+from fa3_kernels.plan.key_tiles import (
+    HEADS_AT_A_TIME,
+    L2_BYTES as OUR_L2_BYTES,
+    sections_to_join,
+    visited_rows,
+)
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.rules import require
@@ -88,8 +94,8 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
     tiles add in turn a head is one of Q in our kernel too, as turns are only defined for one head's row blocks.
 
     Heads are handed out in sections, as many heads at a time as L2 holds. Upstream takes one at a time where the mask
-    is not causal; our kernel, where its turns are free, takes one without a mask and at most 16 with one. In a section
-    the tiles with most row blocks come first. Where key tiles take turns, their order is that of the turns, so that no
+    is not causal; our kernel, where its turns are free, takes one without a mask and at most 16 with one, and joins the
+    last sections as its plan does. In a section the tiles with most row blocks come first. Where key tiles take turns, their order is that of the turns, so that no
     tile waits for one that is handed out behind it. Persistent CTAs take the longest heads first.
     """
     check_problem(problem, schedule)
@@ -105,21 +111,26 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
         heads.sort(key=lambda head: -sum(tile.blocks for tile in head[1]))
     is_ours_free = schedule.is_ours and schedule.turns == "free"
     is_masked = problem.causal or (is_ours_free and problem.window != (-1, -1))
-    limit = L2_BYTES if is_masked or (schedule.is_ours and not is_ours_free) else 0
+    room = OUR_L2_BYTES if is_ours_free else L2_BYTES
+    limit = room if is_masked or (schedule.is_ours and not is_ours_free) else 0
     most = HEADS_AT_A_TIME if is_ours_free else len(heads)
-    order: list[KeyTile] = []
+    sections: list[list[KeyTile]] = []
     section: list[KeyTile] = []
     held = count = 0
     for size, tiles in heads:
         if section and (held + size > limit or count == most):
-            order += _in_section(section, schedule)
+            sections.append(section)
             section = []
             held = 0
             count = 0
         section = section + tiles
         held = held + size
         count = count + 1
-    return order + _in_section(section, schedule)
+    sections.append(section)
+    if is_ours_free:
+        last = sections_to_join([[(tile.head, tile.blocks) for tile in some] for some in sections], H200_SMS)
+        sections[-last:] = [[tile for some in sections[-last:] for tile in some]]
+    return [tile for some in sections for tile in _in_section(some, schedule)]
 
 
 def _in_section(tiles: list[KeyTile], schedule: BackwardSchedule) -> list[KeyTile]:

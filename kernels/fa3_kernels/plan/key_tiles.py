@@ -6,7 +6,8 @@ The plan (:mod:`fa3_kernels.plan.backward`) makes its schedule here, the twin ad
 
 Every key block of a kv head is a tile, and each tile goes to the CTA that is free first. Where all tiles have equally
 many rows they are taken head by head; otherwise the longest ones of a few heads come first. CTAs that run side by side
-then share rows of Q and dO, and sums of dQ, that are in L2. In deterministic mode every row block takes the parts of
+then share rows of Q and dO, and sums of dQ, that are in L2. The last heads are taken together where CTAs would
+otherwise end at very different times (:func:`sections_to_join`). In deterministic mode every row block takes the parts of
 its dQ in a fixed order, and a CTA waits for its turn:
 
 * Dense problems: key blocks come in gangs, of as many tiles as fit the row blocks and the CTAs. Tile ``i`` of a gang
@@ -32,14 +33,14 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from fa3_kernels.plan.config import WARPGROUP_ROWS
-from fa3_kernels.plan.tile_order import END, HEAD_SHIFT, assign
+from fa3_kernels.plan.tile_order import BALANCED, CTAS_PER_HEAD, END, HEAD_SHIFT, assign, ends_at
 from fa3_kernels.plan.tiles import Mask, mask_of
 from fa3_reference.problem import AttentionProblem
 
@@ -182,6 +183,35 @@ def _tiles(problem: AttentionProblem, tile_m: int, tile_n: int) -> tuple[list[in
     return visits, min(max(1, L2_BYTES // max(1, of_a_head)), HEADS_AT_A_TIME)
 
 
+def sections_to_join(sections: Sequence[Sequence[tuple[int, int]]], num_ctas: int) -> int:
+    """Return how many of the last sections of heads are handed out as one: 1, 2, 4, 8, ..., as few as balance the CTAs.
+
+    Where heads have few tiles, of very unlike lengths, as with large groups under a causal mask, the last section may
+    begin so late that the CTA with its longest tile ends long after the others.
+
+    Parameters
+    ----------
+    sections : sequence of sequence of (int, int)
+        Head and row blocks of every tile. In a section the longest tiles go out first.
+    num_ctas : int
+    """
+    costs = [blocks for some in sections for _, blocks in some]
+    least = max(sum(costs, TILE_COST * len(costs)) / max(1, num_ctas), max(costs, default=0) + TILE_COST)
+    ends: dict[int, float] = {}
+    last = 1
+    while last not in ends:
+        joined = [tile for some in sections[-last:] for tile in some]
+        if ends and CTAS_PER_HEAD * len({head for head, _ in joined}) > num_ctas:
+            break
+        parts = [*sections[:-last], joined]
+        order = [blocks for some in parts for blocks in sorted((blocks for _, blocks in some), reverse=True)]
+        ends[last] = ends_at(order, max(1, num_ctas), TILE_COST)
+        if ends[last] > BALANCED * least:
+            last = max(1, min(2 * last, len(sections)))
+    best = min(ends, key=lambda count: (ends[count], count))
+    return best if ends[1] > BALANCED * ends[best] else 1
+
+
 def _waves(gangs: Iterator[list[Unit]], num_ctas: int) -> Iterator[list[Unit]]:
     """Yield whole gangs together, as many as the CTAs have room for at one time."""
     wave: list[Unit] = []
@@ -250,10 +280,10 @@ def key_tile_schedule(
     if is_deterministic:
         mine = _in_turns(walk, visits, heads, num_ctas)
     else:
-        tiles: list[tuple[int, int]] = []
-        for first in range(0, heads, at_a_time):
-            some = range(first, min(first + at_a_time, heads))
-            tiles += [((head << HEAD_SHIFT) + n, cost) for n, cost in enumerate(visits) for head in some]
+        parts = [range(first, min(first + at_a_time, heads)) for first in range(0, heads, at_a_time)]
+        last = sections_to_join([[(head, n) for head in some for n in visits] for some in parts], num_ctas)
+        parts[-last:] = [range(parts[-last].start, heads)] if parts else []
+        tiles = [((head << HEAD_SHIFT) + n, cost) for some in parts for n, cost in enumerate(visits) for head in some]
         given, _ = assign([cost for _, cost in tiles], num_ctas, TILE_COST)
         mine = [[tiles[i][0] for i in indices] for indices in given]
     table = np.full((len(mine), max(map(len, mine), default=0) + 1), END, np.int64)

@@ -189,11 +189,11 @@ def _in_order(groups: list[Order], last: int) -> Order:
     return [pair for part in parts for pair in sorted(part, key=lambda pair: -pair[1].blocks)]
 
 
-def ends_at(blocks: Sequence[int], num_ctas: int) -> float:
+def ends_at(blocks: Sequence[int], num_ctas: int, tile_cost: float = TILE_COST) -> float:
     """Return when the last CTA ends, in key blocks, if every tile goes to the CTA that is free first."""
     free_at = [0.0] * num_ctas
     for count in blocks:
-        heapq.heapreplace(free_at, free_at[0] + count + TILE_COST)
+        heapq.heapreplace(free_at, free_at[0] + count + tile_cost)
     return max(free_at)
 
 
