@@ -95,8 +95,9 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
 
     Heads are handed out in sections, as many heads at a time as L2 holds. Upstream takes one at a time where the mask
     is not causal; our kernel, where its turns are free, takes one without a mask and at most 16 with one, and joins the
-    last sections as its plan does. In a section the tiles with most row blocks come first. Where key tiles take turns, their order is that of the turns, so that no
-    tile waits for one that is handed out behind it. Persistent CTAs take the longest heads first.
+    last sections as its plan does. In a section the tiles with most row blocks come first. Where key tiles take turns,
+    their order is that of the turns, so that no tile waits for one that is handed out behind it. Persistent CTAs take
+    the longest heads first.
     """
     check_problem(problem, schedule)
     group = problem.group if schedule.is_ours and schedule.turns == "free" else 1

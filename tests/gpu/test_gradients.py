@@ -145,7 +145,7 @@ def test_operators_with_gradients_pass_opcheck(name: str) -> None:
         out, lse = attend(problem, q, k, v)
     given = [x.detach() for x in (dout, q, k, v)]
     for dlse in (None, torch.ones_like(lse)):
-        torch.library.opcheck(backward, (*given, out, lse, dlse, *packed, *semantics, True))
+        torch.library.opcheck(backward, (*given, out, lse, dlse, *packed, *semantics, True, 0))
 
 
 @pytest.mark.parametrize("name", ["dense", "packed"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from fa3_kernels.plan.tile_order import (
     END,
@@ -20,9 +20,11 @@ from fa3_kernels.plan.tile_order import (
     head_groups,
     items,
     key_blocks,
+    shape_of,
     static_schedule,
 )
 from fa3_kernels.plan.tiles import Mask, row_tiles, split_ranges
+from fa3_reference.problem import AttentionProblem
 
 TILE = {"tile_m": 128, "tile_n": 128}
 
@@ -115,3 +117,27 @@ def test_the_largest_indices_of_an_entry_are_taken_and_one_more_is_refused(beyon
     rows, splits, heads = (size + (i == beyond) for i, size in enumerate(largest))
     with pytest.raises(ValueError, match="fit a schedule entry"):
         check_entries(rows, splits, 1, heads)
+
+
+@given(
+    *(st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans()),
+    *(st.integers(-1, 9), st.integers(-1, 9), st.integers(0, 12)),
+)
+@example(5, 1, False, False, -1, -1, 1)  # a chunk of all keys, which hides them from the rows in front
+@example(5, 3, False, True, -1, 2, 7)
+def test_a_limit_that_the_schedule_drops_hides_no_key(seqlen_q, seqlen_k, causal, is_packed, left, right, chunk):
+    sizes = {"nheads": 1, "nheads_kv": 1, "head_dim": 64, "causal": causal, "window": (left, right)}
+    if is_packed:  # its sequences may be shorter than the longest
+        problem = AttentionProblem.varlen((seqlen_q, 9), (seqlen_k, 9), attention_chunk=chunk, **sizes)
+    else:
+        problem = AttentionProblem(1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, attention_chunk=chunk, **sizes)
+    shape = shape_of(problem)
+    diagonal = np.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    keys = np.arange(seqlen_k)
+    seen = np.ones((seqlen_q, seqlen_k), bool)
+    seen &= (shape.left < 0) | (keys >= diagonal - shape.left)
+    seen &= (shape.right < 0) | (keys <= diagonal + shape.right)
+    if shape.chunk:
+        seen &= keys // shape.chunk == diagonal // shape.chunk
+    first, stop = problem.visible_keys(np.arange(seqlen_q), seqlen_q, seqlen_k)
+    np.testing.assert_array_equal(seen, (keys >= first[:, None]) & (keys < stop[:, None]))
