@@ -22,7 +22,7 @@ from fa3verify.cli.exits import (
     require_outputs,
     told_anyhow,
 )
-from fa3verify.cli.options import gone, memory_bytes, output_options, peers_option, pool_options, seed_option
+from fa3verify.cli.options import memory_bytes, output_options, peers_option, pool_options, seed_option
 
 
 @click.command(cls=Verb, epilog=EPILOG)
@@ -129,7 +129,6 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
 @seed_option
 @click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
 @pool_options
-@gone("--check", "python -m fa3_reports row FILE, from a checkout")
 def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, **options: Any) -> None:
     """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json, its pages and OUT/worst.
 

@@ -21,7 +21,6 @@ from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit
 from fa3verify.cli.options import (
     Options,
     given_options,
-    gone,
     is_given,
     machine_option,
     problem_options,
@@ -115,9 +114,6 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
     help="Also write the timeline of one CTA there as Chrome JSON, for Perfetto.",
 )
 @click.option("--quiet", is_flag=True, help="Print the path of --trace only.")
-@gone("--validate", "python -m fa3_reports.measured.validation BENCH.csv, from a checkout")
-@gone("--measured", "python -m fa3_reports timeline STAMPS.csv --trace FILE, from a checkout")
-@gone("--measure", "python -m fa3_reports timeline STAMPS.csv --record, from a checkout", is_flag=True)
 def simulate(
     kernels: tuple[str, ...],
     clock_mhz: float | None,

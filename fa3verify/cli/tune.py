@@ -14,7 +14,7 @@ from fa3_reference.rules import require
 from fa3verify.cli import described
 from fa3verify.cli.described import described_options, machine_of
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, require_device, require_writable, write
-from fa3verify.cli.options import KERNEL_HELP, Options, backward_option, gone, problem_options
+from fa3verify.cli.options import KERNEL_HELP, Options, backward_option, problem_options
 from fa3verify.cli.simulate import VECTOR, hazards_line, interval_lines, loaded_line, problem_of
 from fa3verify.files import Json, csv_cell, csv_text
 from fa3verify.report.ranking import draw
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 )
 @click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as csv.")
 @click.option("--svg", metavar="FILE", help="Draw the time of every tile and schedule, on the first machine.")
-@gone("--compile", "python -m fa3_reports audit compiles what ships, from a checkout", is_flag=True)
 def tune(
     described_kernel: str | None,
     machines: tuple[str, ...],

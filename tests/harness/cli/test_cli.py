@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
-from fa3verify.cli.main import MOVED, main
+from fa3verify.cli.main import main
 from fa3verify.commands import publish, verify as jobs
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.report import atlas_page, build
@@ -51,28 +51,6 @@ def test_help_needs_no_heavy_import():
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
-@pytest.mark.parametrize(
-    ("verb", "option", "words"),
-    [
-        ("verify", ("--no-studies",), "verify makes no studies"),
-        (
-            "simulate",
-            ("--measured", "a.csv"),
-            "python -m fa3_reports timeline STAMPS.csv --trace FILE, from a checkout",
-        ),
-        ("simulate", ("--measure",), "python -m fa3_reports timeline STAMPS.csv --record, from a checkout"),
-        ("tune", ("--compile",), "python -m fa3_reports audit compiles what ships, from a checkout"),
-        ("compare", ("--out", "page.md"), "python -m fa3_reports invariance writes the table, from a checkout"),
-        ("atlas", ("--check", "atlas.json"), "python -m fa3_reports row FILE, from a checkout"),
-    ],
-)
-def test_an_option_of_an_earlier_version_is_named_and_not_shown(verb, option, words):
-    result = run(verb, *option, "twin.fp16")
-    assert result.exit_code == 2
-    assert f"{option[0]} is no option any more: {words}" in " ".join(result.stderr.replace("│", " ").split())
-    assert f"{option[0]} " not in run(verb, "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -232,22 +210,6 @@ def test_kernels_say_what_can_be_judged_and_what_here_is():
     _, footer = run("kernels").stdout.split("\n\n")
     for name in ("version", *facts["packages"], "cache", *facts["variables"]):
         assert re.search(rf"^{name} ", footer, re.MULTILINE), name
-
-
-@pytest.mark.parametrize(("verb", "now"), MOVED.items())
-@pytest.mark.parametrize("rest", [(), ("--help",), ("x", "--json", "-")])
-def test_a_verb_of_before_says_in_one_line_where_it_went(verb, now, rest):
-    result = run(verb, *rest)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert one_line(result) == f"fa3verify: {verb} is now: {now}\n"
-
-
-def test_what_verbs_of_before_are_called_today_is_known():
-    for now in MOVED.values():
-        verb, *words = now.split()
-        if verb != "python":  # of the checkout
-            known = {option for parameter in main.commands[verb].params for option in parameter.opts}
-            assert {word for word in words if word.startswith("-")} <= known, now
 
 
 @pytest.mark.nightly  # test_hostile_processes has a quick one, of SIGTERM

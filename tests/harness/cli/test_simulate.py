@@ -280,13 +280,6 @@ def test_tune_ranks_and_marks_what_gluon_can_build() -> None:
     assert 0 <= figures["regret_gluon"] < 0.2
 
 
-def test_validate_says_where_it_went(tmp_path: Path) -> None:
-    code, _, err = run("simulate", "--validate", tmp_path / "bench.csv")
-    assert code == 2
-    words = "--validate is no option any more: python -m fa3_reports.measured.validation BENCH.csv, from a checkout"
-    assert words in " ".join(err.replace("│", " ").split())
-
-
 def test_decoding_is_faster_with_the_heads_of_a_group_packed_and_hbm_binds() -> None:
     decode = ("--batch", 32, "--seqlen-q", 1, "--seqlen", 8192, "--nheads", 32, "--nheads-kv", 8, "--json", "-")
     packed, unpacked = (json.loads(run("simulate", *decode, *more)[1]) for more in (("--pack-gqa",), ()))
