@@ -27,6 +27,7 @@ from fa3verify.cli.options import (
     schedule_options,
 )
 from fa3verify.files import Json
+from fa3verify.report.schedules import draw_timeline
 from fa3verify.text import one_line
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def simulate(
         timelines = {found.name: bars(found.program, found.trace) for found in launches}
     if svg:
         drawn = next(iter(timelines.values()))
-        timeline.write_svg(svg, drawn, first.trace.cycles, f"{title} at {first.estimate.clock_mhz:.0f} MHz")
+        draw_timeline(svg, f"{title} at {first.estimate.clock_mhz:.0f} MHz", drawn, first.trace.cycles)
     if target:
         clock = first.estimate.clock_mhz
         figures["trace"] = timeline.write_trace(target, timelines, clock, first.trace.cycles)
