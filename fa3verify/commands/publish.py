@@ -14,7 +14,6 @@ import json
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
@@ -104,11 +103,10 @@ def run(
 
 
 class _Pools:
-    """The process pools of all kernels that are being judged, so that an interruption can end them together."""
+    """The process pools of all kernels that were judged, so that an interruption can end them together."""
 
     def __init__(self) -> None:
-        self._made: set[Executor] = set()
-        self._lock = threading.Lock()
+        self._made: list[Executor] = []
         self._has_ended = False
 
     def check(self) -> None:
@@ -119,23 +117,16 @@ class _Pools:
     @contextlib.contextmanager
     def pool(self, settings: verify.Settings) -> Iterator[Executor]:
         """Give a context a pool of processes for one kernel, which end with it; KeyboardInterrupt after :meth:`end`."""
-        with self._lock:
-            self.check()
-            made = make_executor(settings)
-            self._made.add(made)
-        try:
-            with made:
-                yield made
-        finally:
-            with self._lock:
-                self._made.discard(made)
+        self.check()
+        with make_executor(settings) as made:
+            self._made.append(made)
+            self.check()  # the end may have come before the pool was known
+            yield made
 
     def end(self) -> None:
         """End all processes, and let no others begin."""
-        with self._lock:
-            self._has_ended = True
-            running = tuple(self._made)
-        for each in running:
+        self._has_ended = True
+        for each in self._made:
             each.shutdown(wait=False, cancel_futures=True)
 
 
