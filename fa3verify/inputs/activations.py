@@ -189,31 +189,6 @@ def stored(name: str) -> Captured:
     return Captured(find(name), *load_arrays(name))
 
 
-def load(name: str, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activation:
-    """Return one stored case as a problem and its inputs.
-
-    Parameters
-    ----------
-    name : str
-        One of the names in :func:`list_activations`.
-    dtype : {"fp16", "bf16", "e4m3"}
-        Operand format of the problem; the inputs stay unrounded (they are float16 values).
-    tokens : int
-        Use the first ``tokens`` rows of Q, K and V; 0 means all.
-
-    Returns
-    -------
-    Activation
-        Problem and float64 q, k, v in the problem's shapes. Exact.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, ``tokens`` too large, or the file is missing or damaged.
-    """
-    return Activation.of(find(name).problem(dtype=dtype, tokens=tokens), load_arrays(name))
-
-
 def _read(filename: str) -> bytes:
     try:
         return (_FOLDER / filename).read_bytes()
