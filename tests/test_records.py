@@ -12,7 +12,6 @@ PACKAGES = ("fa3verify", "simulator/fa3_simulator", "kernels/fa3_kernels", "refe
 GROW = {
     "Access",
     "Colony",
-    "Data",
     "Elimination",
     "Findings",
     "ForwardColony",

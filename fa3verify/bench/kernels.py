@@ -27,7 +27,7 @@ from fa3verify.known import launches
 from fa3verify.known.device import prepare_served
 from fa3verify.known.launches import Given, GivenBackward, Keywords, LaunchOutput, Options
 from fa3verify.known.libraries import Unsupported
-from fa3verify.known.peers import PEERS
+from fa3verify.known.peers import PEERS, Peer
 from fa3verify.operations import FORWARD
 from fa3verify.tensors.convert import TORCH_DTYPES
 from fa3verify.text import one_line
@@ -163,7 +163,7 @@ def peer(name: str, operation: str, problem: AttentionProblem, inputs: Sequence[
         launch = in_turn([launches.loaded(name, operation)(problem, x, {}) for x in inputs])
         return launch, partial(check.outside_gradients, problem, inputs[0])
     options = {"num_splits": 0} if "num_splits" in PEERS[name].choices else {}
-    model = model_of(name, problem, options)
+    model = model_of(PEERS[name], problem, options)
     return peer_launch(name, problem, inputs, options), partial(check.outside_bound, problem, inputs[0], model)
 
 
@@ -177,12 +177,12 @@ def peer_launch(
     return in_turn([launches.loaded(name)(problem, x, options) for x in tensors])
 
 
-def model_of(name: str, problem: AttentionProblem, options: Options) -> KernelModel:
+def model_of(rival: Peer, problem: AttentionProblem, options: Options) -> KernelModel:
     """Return the order of operations whose bound a peer's output must keep: its own, or any order where its family's
     twin does not know the problem.
     """
     try:
-        return PEERS[name].model(PEERS[name].configure(problem, **options))
+        return rival.model(rival.configure(problem, **options))
     except ValueError:
         out_dtype = "fp16" if problem.dtype == "fp16" else "bf16"
         return KernelModel.any_order(problem.dtype, out_dtype, accumulator="either")

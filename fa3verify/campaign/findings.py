@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from fa3verify.cases.case import Case
 from fa3verify.files import Json
-from fa3verify.judging import gate
 from fa3verify.judging.clauses import NO_RESULT, clause_of
 from fa3verify.judging.verdict import BOUND_LAWS, Part, Seen, What
 from fa3verify.records import NOT_WRITTEN, OLDER
@@ -253,36 +252,6 @@ def _sign(grave: str, found: Finding, number: str, known: Iterable[Sign]) -> Sig
     of_output = grave, found.kernel, seen.output
     alike = [sign for sign in known if sign[:3] == of_output and sign[3]]
     return alike[0] if len(alike) == 1 and not seen.kind else (*of_output, seen.kind)
-
-
-def why(symptom: Symptom) -> str:
-    """Return why a kernel fails by one symptom, in about three words, such as ``lse inf, not -inf``."""
-    first = symptom.first
-    subject = first.what.subject
-    match symptom.severity:
-        case "no result":
-            return f"raises {first.raised}" if first.raised else "gives no result"
-        case "infinite error" if first.seen and subject != gate.NON_FINITE:
-            return _infinite(first.seen)
-        case "broken property":
-            return f"broken: {subject.replace('_', ' ')}"
-        case "worse than the baseline":
-            return symptom.severity
-    return _RULES.get(subject, "beyond its bound")
-
-
-_RULES = {  # rules of the gate in fewer words
-    gate.NON_FINITE: gate.NON_FINITE,
-    gate.OTHER_BITS: "other bits",
-    gate.OUTSIDE: "outside stated order",
-}
-
-
-def _infinite(seen: Seen) -> str:
-    """Return an infinite error in words: got and expected if known, else the output, whose name is left out for out."""
-    if seen.kind:
-        return f"{seen.output} {seen.got}, not {seen.expected}"
-    return f"{'' if seen.output == 'out' else seen.output.replace('_', ' ') + ' '}error infinite"
 
 
 def with_clause(found: Finding, operation: str) -> Finding:

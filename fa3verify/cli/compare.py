@@ -13,7 +13,7 @@ from click.exceptions import Exit
 
 from fa3_reference.rules import require
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, require_writable
-from fa3verify.cli.options import Options, gone, group, peers_option, refuse_options, workers_option
+from fa3verify.cli.options import Options, group, peers_option, refuse_options, workers_option
 
 if TYPE_CHECKING:
     from fa3verify.campaign.tasks import CallTask
@@ -77,7 +77,6 @@ proof_options = group(
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the comparisons, or the proof, as JSON.")
 @peers_option
 @click.option("--quiet", is_flag=True, help="Print nothing but what differs; with --prove one line.")
-@gone("--out", "python -m fa3_reports invariance writes the table, from a checkout")
 def compare(kernel: str, other: str | None, axes: tuple[str, ...], **options: Any) -> None:
     """Compare the bits of KERNEL and OTHER on what both claim, or of KERNEL in calls that differ in what a serving
     stack may change.

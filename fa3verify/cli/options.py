@@ -34,16 +34,6 @@ def _numbers(pattern: str, example: str) -> Callable[..., tuple[int, ...] | None
 _lengths = _numbers(r"\d+(,\d+)*", "lengths such as 300,1,500")
 
 
-def gone(option: str, words: str, *, is_flag: bool = False) -> Decorator:
-    """Return a hidden option of earlier versions, whose use is an error with the given words."""
-
-    def refuse(_context: Any, _parameter: Any, value: object) -> None:
-        if value:
-            raise click.UsageError(f"{option} is no option any more: {words}")
-
-    return click.option(option, is_flag=is_flag, hidden=True, expose_value=False, callback=refuse)
-
-
 def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
     if value:
         os.environ[FOLDER_VARIABLE] = value  # of worker processes as well

@@ -22,7 +22,7 @@ from fa3verify.cli.exits import (
     require_outputs,
     told_anyhow,
 )
-from fa3verify.cli.options import gone, memory_bytes, output_options, peers_option, pool_options, seed_option
+from fa3verify.cli.options import memory_bytes, output_options, peers_option, pool_options, seed_option
 
 
 @click.command(cls=Verb, epilog=EPILOG)
@@ -77,21 +77,18 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 def report(
     data: tuple[Path, ...], out: Path, against: Path | None, given: tuple[str, ...], history: Path | None
 ) -> None:
-    """Build pages again from DATA: a run.nc that verify wrote, or atlases that atlas wrote, as one page.
-
-    Beside atlases a page takes lists of known findings, such as reports/findings/known.json.
-    """
+    """Build the pages of DATA, a run.nc that verify wrote, again; with --against DATA may be atlases as well."""
     from fa3verify.commands import verify
-    from fa3verify.report import against as beside, atlas_page, build, history as over_runs
+    from fa3verify.report import against as beside, build, history as over_runs
 
     require(
         not (history and (data or against or given)),
         "--history takes runs from its folder, and neither DATA nor --against nor --pair",
     )
-    require(data or history, "report needs DATA: a run.nc or atlases; or --history DIR")
-    runs = [path for path in data if path.suffix == ".nc"]
-    require(not runs or len(data) <= 1, "a page is of one run.nc, or of atlases")
+    require(data or history, "report needs DATA: a run.nc; or --history DIR")
+    is_of_a_run = against is not None or history or (len(data) == 1 and data[0].suffix == ".nc")
     require(not given or against is not None, "--pair is for --against")
+    require(is_of_a_run, "a page is of one run.nc; python -m fa3_reports atlas, from a checkout, makes that of atlases")
     chosen = [(old, new) for old, _, new in (pair.partition("=") for pair in given)]
     require(all(old and new for old, new in chosen), "--pair is OLD=NEW, the names of two kernels")
     verify.prepare_output(out)
@@ -101,7 +98,7 @@ def report(
     elif history:
         page = over_runs.write_pages(out, history)
     else:
-        page = build.rebuild(runs[0], out) if runs else atlas_page.write_pages(out, data)
+        page = build.rebuild(data[0], out)
     click.echo(page)
 
 
@@ -129,9 +126,8 @@ def merge(folders: tuple[Path, ...], **options: Any) -> None:
 @seed_option
 @click.option("--resume", is_flag=True, help="Keep the kernels that OUT/atlas.json has judged already.")
 @pool_options
-@gone("--check", "python -m fa3_reports row FILE, from a checkout")
 def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: bool, **options: Any) -> None:
-    """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json, its pages and OUT/worst.
+    """Judge KERNELS (names or patterns, all by default) and write OUT/atlas.json and OUT/worst.
 
     Of each kernel: largest known errors with their inputs and the effort behind them, error bound, RMSE against both
     references, accumulator loss over long rows, policy, determinism. Kernels that cannot run here are listed with the
@@ -155,7 +151,7 @@ def atlas(kernels: tuple[str, ...], out: Path, profile: Any, seed: int, resume: 
         memory_bytes=memory_bytes(options["memory_limit"]),
     )
     made = publish.run(settings, known, console.teller(False), resume=resume)
-    click.echo(out / "atlas.html")
+    click.echo(out / publish.atlas.FILE)
     judged = [each for each in made.kernels if each.name not in known or not known[each.name].unavailable]
     raise Exit(OK if all(entry.verdict == "pass" for entry in judged) else FINDING)
 

@@ -21,13 +21,13 @@ from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit
 from fa3verify.cli.options import (
     Options,
     given_options,
-    gone,
     is_given,
     machine_option,
     problem_options,
     schedule_options,
 )
 from fa3verify.files import Json
+from fa3verify.report.schedules import draw_timeline
 from fa3verify.text import one_line
 
 if TYPE_CHECKING:
@@ -115,9 +115,6 @@ def setup(options: Options) -> tuple[AttentionProblem, AnyConfig, Machine]:
     help="Also write the timeline of one CTA there as Chrome JSON, for Perfetto.",
 )
 @click.option("--quiet", is_flag=True, help="Print the path of --trace only.")
-@gone("--validate", "python -m fa3_reports.measured.validation BENCH.csv, from a checkout")
-@gone("--measured", "python -m fa3_reports timeline STAMPS.csv --trace FILE, from a checkout")
-@gone("--measure", "python -m fa3_reports timeline STAMPS.csv --record, from a checkout", is_flag=True)
 def simulate(
     kernels: tuple[str, ...],
     clock_mhz: float | None,
@@ -153,7 +150,7 @@ def simulate(
         timelines = {found.name: bars(found.program, found.trace) for found in launches}
     if svg:
         drawn = next(iter(timelines.values()))
-        timeline.write_svg(svg, drawn, first.trace.cycles, f"{title} at {first.estimate.clock_mhz:.0f} MHz")
+        draw_timeline(svg, f"{title} at {first.estimate.clock_mhz:.0f} MHz", drawn, first.trace.cycles)
     if target:
         clock = first.estimate.clock_mhz
         figures["trace"] = timeline.write_trace(target, timelines, clock, first.trace.cycles)

@@ -1,4 +1,4 @@
-"""The timeline of one CTA that the verb ``simulate`` draws: as text, as SVG, and for Perfetto."""
+"""The timeline of one CTA that the verb ``simulate`` draws: as text, and for Perfetto."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from pathlib import Path
 
 import rich_click as click
 
-from fa3_simulator.timeline import Bar, chrome_trace, svg_gantt, text_gantt
+from fa3_simulator.timeline import Bar, chrome_trace, text_gantt
 from fa3verify.cli.exits import letters
 from fa3verify.files import Json, write_text
 
 Timelines = dict[str, list[Bar]]  # bars by the title of a timeline
-SVG_CYCLES = 20000  # the most cycles that are drawn
-
-
-def write_svg(path: Path, drawn: list[Bar], cycles: float, title: str) -> None:
-    """Write the first :data:`SVG_CYCLES` of a timeline of ``cycles`` as an SVG."""
-    shown = min(cycles, SVG_CYCLES)
-    write_text(path, svg_gantt(drawn, 0, shown, f"{title}: first {shown:.0f} cycles of a CTA"))
 
 
 def write_trace(path: Path, timelines: Timelines, clock_mhz: float, cycles: float) -> Json:

@@ -14,10 +14,10 @@ from fa3_reference.rules import require
 from fa3verify.cli import described
 from fa3verify.cli.described import described_options, machine_of
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit, require_device, require_writable, write
-from fa3verify.cli.options import KERNEL_HELP, Options, backward_option, gone, problem_options
+from fa3verify.cli.options import KERNEL_HELP, Options, backward_option, problem_options
 from fa3verify.cli.simulate import VECTOR, hazards_line, interval_lines, loaded_line, problem_of
 from fa3verify.files import Json, csv_cell, csv_text
-from fa3verify.report.ranking import draw
+from fa3verify.report.schedules import draw_ranking
 
 if TYPE_CHECKING:
     from fa3_simulator.described import Choice
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 )
 @click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as csv.")
 @click.option("--svg", metavar="FILE", help="Draw the time of every tile and schedule, on the first machine.")
-@gone("--compile", "python -m fa3_reports audit compiles what ships, from a checkout", is_flag=True)
 def tune(
     described_kernel: str | None,
     machines: tuple[str, ...],
@@ -91,7 +90,7 @@ def tune(
         ranking = ranking_of(problem, machine, kernel, ranked, best)
         if options["svg"] and not rankings:
             title = f"{ranking.problem}: {kernel} on {machine.name}"
-            draw(options["svg"], title, answer(ranking), times_of(ranked))
+            draw_ranking(options["svg"], title, answer(ranking), times_of(ranked))
         rankings.append(measured(ranking, best, problem) if is_timed else ranking)
     first, *others = rankings
     hazards = [hazard._asdict() for ranking in rankings for hazard in ranking.hazards]
@@ -121,7 +120,7 @@ def _tune_described(kernel: str, options: Options, machines: Iterable[Machine], 
         times = {_words(x.values): x.timed.estimate.cycles for x in choices if x.timed}
         said = _answer_described(times, binds, otherwise) if times else f"none of {len(choices)} fits"
         if options["svg"] and times and not told:
-            draw(options["svg"], title, said, _drawn(times, over))
+            draw_ranking(options["svg"], title, said, _drawn(times, over))
         if prints:
             _print_choices(title, choices, options["top"], said)
         told[machine.name] = [choice.to_json() for choice in choices]

@@ -18,7 +18,6 @@ from fa3verify.cli.exits import (
 )
 from fa3verify.cli.options import (
     Options,
-    gone,
     memory_bytes,
     output_options,
     peers_option,
@@ -84,7 +83,6 @@ def _shard(_context: Any, _parameter: Any, value: str | None) -> Any:
     "--scheduler", metavar="ADDRESS", help="Run on a Dask cluster. Dask's protocol carries code: trusted clusters only."
 )
 @peers_option
-@gone("--no-studies", "verify makes no studies", is_flag=True)
 @click.option(
     "--shard", metavar="K/N", callback=_shard, help="Run one of N parts, for fa3verify merge; the same N everywhere."
 )

@@ -1,6 +1,6 @@
 """The job of ``fa3verify atlas``: judge each kernel by a campaign of its own, and publish all of them as one atlas.
 
-Atlas and pages are written again after each kernel; a kernel whose campaign fails is in them with the reason. Several
+The atlas is written again after each kernel; a kernel whose campaign fails is in it with the reason. Several
 kernels are judged side by side, each by a few processes of its own: a kernel that harms its process or its GPU context
 harms no other, and while one waits for its last task the others go on. For each kernel ``OUT/worst`` gets a replay file
 with the largest case of every family, and one for each cause of its findings. A single campaign is
@@ -14,7 +14,6 @@ import json
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
@@ -52,7 +51,7 @@ LOSS_ROWS = {8192: 128, 131072: 128, 1 << 20: 16}  # query rows by keys: the lon
 def run(
     settings: verify.Settings, known: dict[str, Kernel], tell: Callable[[str], None], *, resume: bool = False
 ) -> Run:
-    """Judge the kernels of ``settings``, some side by side, and write ``atlas.json``, its pages and replays.
+    """Judge the kernels of ``settings``, some side by side, and write ``atlas.json`` and its replays.
 
     Parameters
     ----------
@@ -80,7 +79,8 @@ def run(
     made = _empty(settings)
     stored = _stored(settings, made) if resume else made
     absent = (known[name] for name in settings.kernels if name in known and known[name].unavailable)
-    made = _write(settings.out, atlas.joined(stored, [replace(made, kernels=tuple(map(_missing, absent)))]))
+    made = atlas.joined(stored, [replace(made, kernels=tuple(map(_missing, absent)))])
+    atlas.write(settings.out / atlas.FILE, made)
     there = {kernel.name: atlas.alone(made, kernel.name) for kernel in made.kernels}
     # A kernel that was judged comes again if its losses are not measured yet.
     todo = [name for name in settings.kernels if name not in there or _may_lose(there[name].kernels[0])]
@@ -94,7 +94,8 @@ def run(
         try:
             for future in as_completed(futures):
                 row = future.result()
-                made = _write(settings.out, atlas.joined(made, [row]))
+                made = atlas.joined(made, [row])
+                atlas.write(settings.out / atlas.FILE, made)
                 tell(_told(row.kernels[0]))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -104,11 +105,10 @@ def run(
 
 
 class _Pools:
-    """The process pools of all kernels that are being judged, so that an interruption can end them together."""
+    """The process pools of all kernels that were judged, so that an interruption can end them together."""
 
     def __init__(self) -> None:
-        self._made: set[Executor] = set()
-        self._lock = threading.Lock()
+        self._made: list[Executor] = []
         self._has_ended = False
 
     def check(self) -> None:
@@ -119,23 +119,16 @@ class _Pools:
     @contextlib.contextmanager
     def pool(self, settings: verify.Settings) -> Iterator[Executor]:
         """Give a context a pool of processes for one kernel, which end with it; KeyboardInterrupt after :meth:`end`."""
-        with self._lock:
-            self.check()
-            made = make_executor(settings)
-            self._made.add(made)
-        try:
-            with made:
-                yield made
-        finally:
-            with self._lock:
-                self._made.discard(made)
+        self.check()
+        with make_executor(settings) as made:
+            self._made.append(made)
+            self.check()  # the end may have come before the pool was known
+            yield made
 
     def end(self) -> None:
         """End all processes, and let no others begin."""
-        with self._lock:
-            self._has_ended = True
-            running = tuple(self._made)
-        for each in running:
+        self._has_ended = True
+        for each in self._made:
             each.shutdown(wait=False, cancel_futures=True)
 
 
@@ -203,15 +196,6 @@ def _missing(kernel: Kernel) -> KernelRun:
     return KernelRun(
         introduction=introduction, verdict="not run", inconclusive=one_line(kernel.unavailable or ""), loss=()
     )
-
-
-def _write(out: Path, made: Run) -> Run:
-    """Write an atlas and its pages, and return it."""
-    from fa3verify.report import atlas_page
-
-    atlas.write(out / atlas.FILE, made)
-    atlas_page.write_pages(out, [out / atlas.FILE])
-    return made
 
 
 def _row(settings: verify.Settings, name: str, pools: _Pools, judged: Run | None = None) -> Run:

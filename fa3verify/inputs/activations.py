@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import re
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 
 from fa3_reference.problem import AttentionProblem, Dtype, Floats
 from fa3_reference.rules import require
-from fa3verify.files import Json
 
 _FOLDER = files("fa3verify") / "data" / "activations"
 SUFFIX = ".npz"
@@ -90,26 +88,6 @@ class ActivationCase(Capture):
     layer: int
     q_heads: tuple[int, ...]
 
-    def sidecar(self) -> Json:
-        """Return the sidecar: provenance, licence, scale, checksums, statistics, reference results.
-
-        The wheel reads the keys that the manifest has too (model, layer, seqlen, npz_sha256, head_dim, causal), which
-        must agree with it, softmax_scale, and the sha256 of each of q, k and v under ``arrays``. Tests read the rest.
-
-        Raises
-        ------
-        ValueError
-            If the file is damaged or contradicts the manifest.
-        """
-        record = _json(f"{self.name}.json")
-        facts = {name: getattr(self.whole, name) for name in ("head_dim", "causal", "softmax_scale")}
-        facts |= {"model": self.model, "layer": self.layer, "seqlen": self.seqlen, "npz_sha256": self.sha256}
-        for key, want in facts.items():
-            if record.get(key) != want:
-                got = record.get(key)
-                raise ValueError(f"{self.name}.json: {key} must be {want!r} as in the manifest, got {got!r}")
-        return record
-
 
 class Activation(NamedTuple):
     """A problem with its unrounded inputs.
@@ -156,7 +134,7 @@ def list_activations() -> tuple[ActivationCase, ...]:
     ('SmolLM2-135M-Instruct', 64, 3)
     """
     cases = []
-    for entry in _json("MANIFEST.json")["entries"]:
+    for entry in json.loads(_read("MANIFEST.json"))["entries"]:
         whole = AttentionProblem(
             batch=1,
             nheads=len(entry["q_heads"]),
@@ -182,7 +160,7 @@ def find(name: str) -> ActivationCase:
 
 @lru_cache(maxsize=4)
 def load_arrays(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return q, k and v of one file as stored, after checking every checksum.
+    """Return q, k and v of one file as stored, after checking the checksum of the file.
 
     Returns
     -------
@@ -194,18 +172,16 @@ def load_arrays(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ValueError
         If the name is unknown, or a file is missing, damaged or not the one in the manifest.
     """
-    case = find(name)
-    data = _read(f"{name}.npz")
-    _expect(f"{name}.npz", data, case.sha256)
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = tuple(stored[key] for key in ("q", "k", "v"))
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
-        raise ValueError(f"{name}.npz must be an npz file holding q, k and v: {error}") from error
-    for key, array in zip("qkv", arrays, strict=True):
-        _expect(f"{name}.npz, array {key}", array.tobytes(), case.sidecar()["arrays"][key]["sha256"])
+    file = f"{name}{SUFFIX}"
+    wanted = find(name).sha256
+    data = _read(file)
+    got = hashlib.sha256(data).hexdigest()
+    require(got == wanted, f"{file} must have sha256 {wanted[:16]}..., got {got[:16]}...: the file is damaged")
+    with np.load(io.BytesIO(data), allow_pickle=False) as held:
+        q, k, v = (held[key] for key in "qkv")
+    for array in (q, k, v):
         array.setflags(write=False)
-    return arrays[0], arrays[1], arrays[2]
+    return q, k, v
 
 
 def stored(name: str) -> Captured:
@@ -213,48 +189,8 @@ def stored(name: str) -> Captured:
     return Captured(find(name), *load_arrays(name))
 
 
-def load(name: str, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activation:
-    """Return one stored case as a problem and its inputs.
-
-    Parameters
-    ----------
-    name : str
-        One of the names in :func:`list_activations`.
-    dtype : {"fp16", "bf16", "e4m3"}
-        Operand format of the problem; the inputs stay unrounded (they are float16 values).
-    tokens : int
-        Use the first ``tokens`` rows of Q, K and V; 0 means all.
-
-    Returns
-    -------
-    Activation
-        Problem and float64 q, k, v in the problem's shapes. Exact.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, ``tokens`` too large, or the file is missing or damaged.
-    """
-    return Activation.of(find(name).problem(dtype=dtype, tokens=tokens), load_arrays(name))
-
-
 def _read(filename: str) -> bytes:
     try:
         return (_FOLDER / filename).read_bytes()
     except OSError as error:
         raise ValueError(f"package data {filename} must be readable: {error.strerror or error}") from error
-
-
-def _json(filename: str) -> Json:
-    data = _read(filename)
-    try:
-        record = json.loads(data)
-    except ValueError as error:
-        raise ValueError(f"package data {filename} must be valid JSON: {error}") from error
-    require(isinstance(record, dict), f"package data {filename} must hold a JSON object, got {type(record).__name__}")
-    return record
-
-
-def _expect(what: str, data: bytes, sha256: str) -> None:
-    got = hashlib.sha256(data).hexdigest()
-    require(got == sha256, f"{what} must have sha256 {sha256[:16]}..., got {got[:16]}...: the file is damaged")

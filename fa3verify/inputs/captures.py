@@ -160,7 +160,7 @@ def load(source: str | Path, *, dtype: Dtype = "fp16", tokens: int = 0) -> Activ
     >>> problem.group, q.shape
     (3, (1, 16, 3, 64))
     """
-    if isinstance(source, str) and not source.endswith(SUFFIX):
-        return activations.load(source, dtype=dtype, tokens=tokens)
-    capture, *arrays = read(str(source))
+    name = str(source)
+    is_shipped = isinstance(source, str) and not name.endswith(SUFFIX)
+    capture, *arrays = activations.stored(name) if is_shipped else read(name)
     return Activation.of(capture.problem(dtype=dtype, tokens=tokens), arrays)

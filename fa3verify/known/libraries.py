@@ -7,7 +7,6 @@ The option sets the variable, so that worker processes know the folder as well. 
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,28 +65,6 @@ def library(name: str) -> Path:
     return path
 
 
-def _wheels(pattern: str) -> list[Path]:
-    where = folder()
-    return sorted(where.glob(pattern)) if where and pattern else []
-
-
-def why_not_importable(package: str, pattern: str = "") -> str | None:
-    """Return why a package is neither installed nor in a wheel in the peers' folder; None where it is."""
-    if _wheels(pattern) or find_spec(package) is not None:
-        return None
-    return f"package {package} is not installed" + (f" and no {pattern} is in the peers' folder" if pattern else "")
-
-
-def make_importable(pattern: str, package: str) -> None:
-    """Make a package importable that is not installed, from a wheel in the peers' folder; Unsupported without one."""
-    if find_spec(package) is not None:
-        return
-    if reason := why_not_importable(package, pattern):
-        raise Unsupported(reason)
-    import tempfile
-    import zipfile
-
-    site = Path(tempfile.mkdtemp(prefix="fa3verify-peers-"))
-    with zipfile.ZipFile(_wheels(pattern)[-1]) as archive:
-        archive.extractall(site)
-    sys.path.insert(0, str(site))
+def why_not_importable(package: str) -> str | None:
+    """Return why a package is not installed; None where it is."""
+    return None if find_spec(package) is not None else f"package {package} is not installed"

@@ -81,7 +81,7 @@ def _forwards(name: str, device: str | None) -> Iterator[Kernel]:
             _code(name, operations.FORWARD),
             frozenset(peer.features),
             f"{peer.about} ({peer.version})" if peer.version else peer.about,
-            peer.unjudged or peer.missing() or device,
+            peer.missing() or device,
             twin=TWINS[f"twin.{peer.family}.{dtype}"] if peer.family else None,
             order=peer.model,
             changeable=frozenset(peer.choices),

@@ -1,8 +1,7 @@
 """The table of other people's GPU kernels, which verify judges, bench times beside ours, and record records.
 
 ``--peers DIR`` or the variable FA3VERIFY_PEERS names a folder with the binaries that come with no package: a file in it
-may be packed, as ``NAME.so.xz``, and is unpacked beside itself on first use. cuDNN's frontend is looked for as
-``nvidia_cudnn_frontend*.whl``; it may be installed instead.
+may be packed, as ``NAME.so.xz``, and is unpacked beside itself on first use.
 
 The table says what is known of a library. :mod:`fa3verify.known.peer_kernels` makes kernels of its rows, and
 :mod:`fa3verify.known.launches` runs them. No library is imported before a kernel runs, torch included.
@@ -46,15 +45,6 @@ def _blocks(config: Config) -> KernelModel:
     core or of binary32, as neither instruction nor tile is known.
     """
     return replace(_any_order(config), order=_RUNNING)
-
-
-def _chained(config: Config) -> KernelModel:
-    """Return the same model with sums that stay in the tensor core.
-
-    The caller chooses the factor of P, so that P is at most 256. P is assumed to be rescaled by the running maximum at
-    every block, as in every known kernel for Hopper.
-    """
-    return replace(_blocks(config), accumulator="wgmma")
 
 
 def _added_in_16_bits(config: GradientConfig) -> BackwardModel:
@@ -131,9 +121,8 @@ class Peer:
         it the backward is neither judged nor timed.
     refuses : callable
         Returns a rule for a problem that it refuses although its family takes it, else an empty text.
-    binary, package, wheel : str
-        File in the peers' folder and package, without which it cannot run; the package may also be in a file of the
-        peers' folder that fits the pattern ``wheel``.
+    binary, package : str
+        File in the peers' folder and package, without which it cannot run.
     facts : Facts
         What its kernel declares, without a family; what a family declares stands in
         :data:`fa3verify.kernels.twins.DECLARED`, for its twin as well.
@@ -141,8 +130,6 @@ class Peer:
         Whether it is called over a cache, with the tensors of :func:`fa3verify.known.launches.served`.
     is_timed : bool
         Whether bench times it, as a rival; others are only a yardstick of accuracy.
-    unjudged : str
-        Why verify cannot judge it, if it cannot.
     """
 
     about: str
@@ -157,11 +144,9 @@ class Peer:
     refuses: Callable[[AttentionProblem], str] = lambda problem: ""
     binary: str = ""
     package: str = "torch"
-    wheel: str = ""
     facts: Facts = field(default_factory=Facts)
     serves: bool = False
     is_timed: bool = True
-    unjudged: str = ""
 
     def configure(self, problem: AttentionProblem, **changes: Any) -> Config:
         """Return the configuration of a launch; without a family only its formats are true.
@@ -199,7 +184,7 @@ class Peer:
         """Return why a file or a package is missing; None where all are there. Whether there is a GPU is not asked."""
         if self.binary and (reason := why_missing(self.binary)):
             return reason
-        return why_not_importable(self.package, self.wheel)
+        return why_not_importable(self.package)
 
 
 PEERS: dict[str, Peer] = {
@@ -272,16 +257,6 @@ PEERS: dict[str, Peer] = {
         is_timed=False,
     ),
     "cudnn": Peer("cuDNN's attention by torch", "torch_sdpa", family="cudnn", gradients=_added_in_16_bits),
-    "cudnn.fp8": Peer(
-        "cuDNN's attention by its frontend, e4m3 in and out",
-        "cudnn_fp8",
-        "nvidia-cudnn-frontend 1.18.0",
-        ("e4m3",),
-        order=_chained,
-        package="cudnn",
-        wheel="nvidia_cudnn_frontend*.whl",
-        unjudged="its outputs are e4m3 with a scale of their own, of which verify has no bound; bench checks them",
-    ),
     "cuda.efficient": Peer(
         "torch SDPA, backend EFFICIENT, on a GPU",
         "torch_sdpa",

@@ -16,16 +16,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-import hypothesis
-
-_OLDEST = (6, 145, 0)  # takes backends that are made while it runs
-_TOO_OLD = f"fa3verify needs hypothesis >= {'.'.join(map(str, _OLDEST))}, found {hypothesis.__version__}"
-try:
-    from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
-except ImportError as error:
-    raise ImportError(_TOO_OLD) from error
-if hypothesis.__version_info__ < _OLDEST:
-    raise ImportError(_TOO_OLD)
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
 _UNBOUNDED = 2**64  # integers that are drawn from a range without an end
 _OCTAVES = 40.0  # below an end of its range from which a number is drawn, at most

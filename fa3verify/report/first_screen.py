@@ -2,7 +2,7 @@
 
 The heat map has the relative RMSE of every kernel, and beside it that of the ideal kernel on the same inputs, so that a
 reader sees which error no kernel of the format can avoid. :mod:`fa3verify.report.build` shows it; the first figure of
-an atlas is in :mod:`fa3verify.report.atlas_chart`.
+an atlas is in :mod:`fa3_reports.atlas.chart`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import Json
 from fa3verify.judging.family import FamilyRow
-from fa3verify.report.atlas_tables import is_side
 from fa3verify.report.tables import DASH, PageColumn, PageTable, number, ratio, written
 
 FIGURES = (
@@ -28,6 +27,11 @@ FIGURES = (
     "outside",
     "bits_differing",
 )
+
+
+def is_side(key: str) -> bool:
+    """Tell whether a figure is the largest error / bound of an output beside the main ones, such as lse."""
+    return key != "ratio_max" and key.startswith("ratio_") and key.endswith("_max")
 
 
 def moved(old: Run, new: Run, names: Iterable[tuple[str, str]]) -> PageTable:

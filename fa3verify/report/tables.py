@@ -1,7 +1,7 @@
 """The tables of a run's report, and the types of all tables of reports: :class:`PageTable`, :class:`PageColumn`.
 
 The same rows are printed on the page and in the Markdown. :mod:`fa3verify.report.build` puts the tables of a run on its
-page; those of an atlas are in :mod:`fa3verify.report.atlas_tables`.
+page; those of an atlas are in :mod:`fa3_reports.atlas.tables`.
 
 Reports write numbers with three significant digits, as powers where that is shorter, and unknown ones as a dash.
 Templates have these functions as filters. A value may be a number, None, or a text such as "Infinity" from JSON; None,

@@ -12,7 +12,7 @@ from fa3_reports.cli.counters import counters
 from fa3_reports.cli.hazards import hazards
 from fa3_reports.cli.host import host
 from fa3_reports.cli.mutants import mutants
-from fa3_reports.cli.pages import claims, clauses, device, invariance, issue, row
+from fa3_reports.cli.pages import atlas, claims, clauses, device, invariance, issue, row
 from fa3_reports.cli.record import record
 from fa3_reports.cli.recordings import recordings
 from fa3_reports.cli.sanitize import sanitize
@@ -32,6 +32,7 @@ JOURNEYS = {
         device,
         claims,
         clauses,
+        atlas,
         row,
         issue,
     ),

@@ -1,13 +1,13 @@
-"""Pictures of a run: Chrome / Perfetto trace, a Gantt chart for the terminal, and SVG.
+"""Pictures of a run: a trace for Chrome and Perfetto, and a Gantt chart for the terminal.
 
-:func:`bars` turns a trace of :mod:`fa3_simulator.engine` into rectangles, and the other functions draw these.
+:func:`bars` turns a trace of :mod:`fa3_simulator.engine` into rectangles, and the other functions draw these;
+:mod:`fa3verify.report.schedules` draws them as SVG.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from fa3_simulator.costs import TICKS
 from fa3_simulator.engine import Trace
@@ -24,11 +24,6 @@ class Bar(NamedTuple):
     stop: float
 
 
-COLOURS = {"tensor": "#3b6ea5", "vector": "#d08c2f", "issue": "#7aa874", "wait": "#d9d9d9", "copy": "#8d6cab"}
-STYLE = (
-    "text{fill:#111}.axis{fill:#555}.page{fill:white}rect{stroke:white}"
-    "@media(prefers-color-scheme:dark){text{fill:#eee}.axis{fill:#aaa}.page{fill:#181818}rect{stroke:#181818}}"
-)
 LETTERS = {"tensor": "#", "vector": "s", "issue": "i", "wait": ".", "copy": "c"}
 _KINDS = {
     Op.VECTOR: "vector",
@@ -120,43 +115,3 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
         lines.append(f"{row:<{label}}{''.join(cells)}")
     legend = ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items())
     return "\n".join([*lines, f"{'':<{label}}{legend}; {step:.0f} cycles a letter from cycle {start:.0f}"])
-
-
-def svg_gantt(drawn: Sequence[Bar], start: float, stop: float, title: str) -> str:
-    """Return the same chart as a standalone SVG picture with a tooltip on every bar, in the reader's colour scheme."""
-    width = 1200
-    rows = list(dict.fromkeys(bar.row for bar in drawn))
-    left = 130
-    height = 26
-    top = 40
-    scale = (width - left - 20) / (stop - start)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height * len(rows) + 60}" '
-        'font-family="sans-serif" font-size="12">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="page" width="100%" height="100%"/><text x="10" y="22" font-size="15">{escape(title)}</text>',
-    ]
-    for i, row in enumerate(rows):
-        parts.append(f'<text x="10" y="{top + i * height + 17}">{escape(row)}</text>')
-    for bar in drawn:
-        if bar.stop <= start or bar.start >= stop:
-            continue
-        x = left + (max(bar.start, start) - start) * scale
-        size = max((min(bar.stop, stop) - max(bar.start, start)) * scale, 0.4)
-        y = top + rows.index(bar.row) * height
-        tip = escape(f"{bar.name}: {bar.stop - bar.start:.0f} cycles from {bar.start:.0f}")
-        parts.append(
-            f'<rect x="{x:.2f}" y="{y + 3}" width="{size:.2f}" height="{height - 6}" fill="{COLOURS[bar.kind]}" '
-            f'stroke-width="0.4"><title>{tip}</title></rect>'
-        )
-    base = top + height * len(rows) + 14
-    for i in range(6):
-        cycle = start + (stop - start) * i / 5
-        x = left + (cycle - start) * scale
-        parts.append(f'<text x="{x:.1f}" y="{base}" text-anchor="middle" class="axis">{cycle:.0f}</text>')
-    for i, (kind, colour) in enumerate(COLOURS.items()):
-        x = left + i * 110
-        parts.append(f'<rect x="{x}" y="{base + 12}" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17}" y="{base + 22}">{kind}</text>')
-    parts.append(f'<text x="{width - 60}" y="{base + 22}" class="axis">cycles</text></svg>')
-    return "\n".join(parts)

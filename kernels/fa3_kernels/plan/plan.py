@@ -376,10 +376,3 @@ def plan_of(request: Request, num_sms: int) -> Plan:
 def stamps_shape(plan: Plan, ctas: int) -> tuple[int, int, int, int]:
     """Return the shape of the timeline that an instrumented kernel keeps, int32."""
     return ctas, plan.variant.consumers + 1, plan.variant.stamps, COLUMNS
-
-
-def sizes_of(problem: AttentionProblem) -> tuple[int, int, tuple[int, int]]:
-    """Return what :meth:`Plan.launch` takes for a problem whose lengths are known."""
-    if problem.seqlens_q is None or problem.seqlens_k is None:
-        return problem.seqlen_q, problem.seqlen_k, (0, 0)
-    return sum(problem.seqlens_q), sum(problem.seqlens_k), (problem.seqlen_q, problem.seqlen_k)

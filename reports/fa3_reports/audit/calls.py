@@ -15,7 +15,7 @@ from fa3_kernels.plan.append import Append, append_call
 from fa3_kernels.plan.backward import backward_plan
 from fa3_kernels.plan.call import Block, Call, Pointer, View
 from fa3_kernels.plan.choose import H200_SMS, without_lengths
-from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.plan import Plan, plan_of, shared_keys
 from fa3_kernels.plan.request import NAMES, ONE_PAGE, Choices, contiguous, request_for, tensor_shapes
 from fa3_reference.problem import AttentionProblem
 
@@ -41,6 +41,13 @@ class Descriptor(NamedTuple):
     block_shape: tuple[int, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+def sizes_of(problem: AttentionProblem) -> tuple[int, int, tuple[int, int]]:
+    """Return what :meth:`Plan.launch` takes for a problem whose lengths are known."""
+    if problem.seqlens_q is None or problem.seqlens_k is None:
+        return problem.seqlen_q, problem.seqlen_k, (0, 0)
+    return sum(problem.seqlens_q), sum(problem.seqlens_k), (problem.seqlen_q, problem.seqlen_k)
 
 
 def forward_calls(launch: ShippedLaunch) -> tuple[Call, ...]:

@@ -20,7 +20,7 @@ from fa3_kernels.plan.tile_order import count_items, shape_of
 from fa3_kernels.plan.tile_times import can_pack
 from fa3_kernels.twin.quantize import quantize_qkv
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
-from fa3verify.inputs import activations
+from fa3verify.inputs import activations, captures
 
 NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
@@ -111,7 +111,7 @@ def _descales(case: Case, rng: np.random.Generator) -> Iterator[Descale | None]:
 def _activation(case: Case) -> Operands:
     """Stored activations; for e4m3 by the quantiser's twin, with a descale per block, or per head where asked."""
     dtype = case.problem.dtype
-    stored = activations.load(case.family)
+    stored = captures.load(case.family)
     q, k, v = (x.astype(NUMPY["fp16" if dtype == "e4m3" else dtype]) for x in (stored.q, stored.k, stored.v))
     if dtype != "e4m3":
         return Operands(q, k, v)

@@ -14,7 +14,7 @@ from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reference.quantize import QuantScheme, prepare
 from fa3_reports.bits.quantise import FIELDS, device_bits, differing, twin_bits
 from fa3_reports.bits.table import CaseTable, Wrong
-from fa3verify.inputs import activations
+from fa3verify.inputs import activations, captures
 
 SCHEMES: tuple[dict[str, Any], ...] = tuple(
     {"scope": scope, "rotate": rotate, "subtract_k_mean": k_mean}
@@ -42,7 +42,7 @@ COLUMNS = (
 def rows(name: str) -> list[list[Any]]:
     """Measured and predicted error of every scheme and query head on one file of real activations."""
     stored = activations.find(name)
-    problem, q, k, v = activations.load(name, dtype="e4m3")
+    problem, q, k, v = captures.load(name, dtype="e4m3")
     truth = attention(problem, q, k, v)
     level = np.sqrt(np.mean(np.square(truth.out), axis=(0, 1, 3)))
     found = []

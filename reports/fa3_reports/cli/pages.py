@@ -59,6 +59,18 @@ def invariance(out: Path, workers: int) -> None:
 
 
 @click.command(cls=Verb, epilog=EPILOG)
+@click.argument("files", type=_FILE, nargs=-1, required=True)
+@click.option("--out", type=_FOLDER, default=Path("out"), show_default=True)
+def atlas(files: tuple[Path, ...], out: Path) -> None:
+    """Write atlas.html and atlas.md of FILES: atlases that fa3verify atlas and verify wrote, and lists of known
+    findings, such as reports/findings/known.json.
+    """
+    from fa3_reports.atlas.page import write_pages
+
+    click.echo(str(write_pages(out, files)))
+
+
+@click.command(cls=Verb, epilog=EPILOG)
 @click.argument("file", type=_FILE)
 def row(file: Path) -> None:
     """Say in one line each what is wrong with FILE, an atlas.json that is to be sent; exit code 2 if anything is."""

@@ -21,7 +21,7 @@ from fa3_reports.studies import drawn_fp8
 from fa3_reports.studies.study import Extent, Records, Study, meaning, pivot, rms, seen
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.files import Json
-from fa3verify.inputs import activations
+from fa3verify.inputs import captures
 from fa3verify.inputs.recipe import Recipe
 
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
@@ -39,7 +39,7 @@ EVERYTHING = "everything"
 def measure(dtype: Dtype, source: str, rows: int, seqlen: int, seed: int) -> Records:
     """Return the relative RMSE of one kernel on one input with nothing, each source, and everything idealised."""
     if source == ACTIVATION:
-        stored = activations.load(source, dtype=dtype)
+        stored = captures.load(source, dtype=dtype)
         arrays = (stored.q[:, :, :1], stored.k, stored.v)
         problem = replace(stored.problem, nheads=1)
     else:

@@ -21,7 +21,7 @@ from fa3_reports.studies import drawn_fp8, tables
 from fa3_reports.studies.study import Records, Study, meaning, texts
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.files import Json
-from fa3verify.inputs import activations
+from fa3verify.inputs import activations, captures
 
 PLAIN = QuantScheme("head")
 
@@ -42,7 +42,7 @@ def _rmse(
 def gains(name: str, tokens: int, signs: int) -> Records:
     """Return measured and predicted gain of every head of one stored file."""
     case = activations.find(name)
-    problem, *arrays = activations.load(name, dtype="e4m3", tokens=min(tokens, case.seqlen))
+    problem, *arrays = captures.load(name, dtype="e4m3", tokens=min(tokens, case.seqlen))
     q, k, v = arrays
     truth = attention(problem, q, k, v).out
     plain = _rmse(problem, arrays, truth, PLAIN)

@@ -15,7 +15,7 @@ from fa3_reports.studies import drawn_fp8
 from fa3_reports.studies.study import Records, Study, pivot, texts
 from fa3verify.campaign.profiles import ProfileName
 from fa3verify.files import Json
-from fa3verify.inputs import activations
+from fa3verify.inputs import activations, captures
 from fa3verify.inputs.recipe import Recipe
 
 SYNTHETIC = ("normal", "fa3_outliers", "aligned_outliers", "sink")
@@ -25,7 +25,7 @@ _MAX = 448.0
 
 def _problem(source: str, kind: str, seqlen: int) -> tuple[AttentionProblem, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     if kind == "activation":
-        stored = activations.load(source, dtype="e4m3")
+        stored = captures.load(source, dtype="e4m3")
         return stored.problem, (stored.q, stored.k, stored.v)
     problem = AttentionProblem(1, 4, 4, seqlen, seqlen, 64, dtype="e4m3")
     return problem, Recipe(source, seed=0).draw(problem)

@@ -143,7 +143,6 @@ def test_ours_is_launched_as_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> N
     ("problem", "name", "status", "reason"),
     [
         (PROBLEM, "flash4", "missing", "flash4/libcute_dsl_runtime.so is looked for in the folder"),
-        (PROBLEM, "cudnn.fp8", "refused", "its dtype must be e4m3"),
         (AttentionProblem(1, 4, 4, 512, 512, 128, dtype="e4m3"), "cudnn", "refused", "its dtype must be fp16 or bf16"),
         (AttentionProblem(1, 4, 4, 512, 512, 96), "flash4", "refused", "compiled for head_dim 64, 128 and 256"),
         (AttentionProblem(1, 4, 4, 512, 512, 128, window=(64, 0)), "flash2", "refused", "it does not claim window"),

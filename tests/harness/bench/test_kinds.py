@@ -127,7 +127,7 @@ def test_an_output_is_right_by_the_bits_of_the_twin_and_wrong_by_one(line: str) 
 @pytest.mark.parametrize("line", FORWARDS)
 def test_a_peer_is_held_to_the_bound_in_the_edges_of_a_sequence(line: str) -> None:
     problem, given = drawn(line)
-    model = kernels.model_of("flash3" if problem.dtype != "fp16" else "flash2", problem, {})
+    model = kernels.model_of(PEERS["flash3" if problem.dtype != "fp16" else "flash2"], problem, {})
     exact = attention(problem, *operands_of(problem, given).dequantized(problem)).out
     out = torch.from_numpy(exact).to(torch.float16 if problem.dtype == "fp16" else torch.bfloat16)
     assert check.outside_bound(problem, given, model, LaunchOutput(out)) == ""
@@ -269,7 +269,7 @@ def test_every_kind_is_timed_or_says_why_not(
     if "backward" in line:
         monkeypatch.setattr(launches, "loaded", lambda name, operation: device.load_backward(name))
     asked = read_line(line)
-    names = [name for name in TIMED[asked[1]] if name.startswith("gluon") or name in ("vllm", "cudnn.fp8")]
+    names = [name for name in TIMED[asked[1]] if name.startswith("gluon") or name in ("vllm", "flash4")]
     rows = {row["kernel"]: row for row in kernels.speeds(asked, names)["kernels"]}
     assert rows["gluon"]["status"] == "timed", rows["gluon"]["reason"]
     assert rows["gluon"]["tflops"] > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fa3_reports.atlas.page import read, render
 from fa3_reports.atlas_rows import mistakes
 from fa3verify.campaign import accumulator_loss, atlas, pool, replay_files
 from fa3verify.campaign.run import KernelRun, Loss, Run
@@ -69,10 +70,15 @@ def test_a_kernel_that_fails_costs_its_own_entry(published):
     assert [each.name for each in made.kernels if each.loss == LOSS] == ["twin.fp16", "twin.fp16+stale_v"]
     assert entry(made, "broken.fp16").inconclusive == "RuntimeError: two lines"
     assert entry(made, "absent.fp16").inconclusive == "no such package"
-    for page in ("atlas.html", "atlas.md"):
-        text = (out / page).read_text()
+    for text in pages(out):
         assert "RuntimeError: two lines" in text
         assert "no such package" in text
+
+
+def pages(out: Path) -> tuple[str, str]:
+    """The pages of an atlas, HTML and Markdown."""
+    made = render(read(out, [out / atlas.FILE]))
+    return made["atlas.html"], made["atlas.md"]
 
 
 def test_every_family_has_its_largest_case_in_the_replay_file_of_its_kernel(published):
@@ -117,7 +123,7 @@ def test_the_first_finding_of_every_cause_has_a_replay_file_that_finds_it_again(
 
 def test_a_planted_fault_is_seen_on_the_page(published):
     _, out, _ = published
-    html = (out / "atlas.html").read_text()
+    html, _ = pages(out)
     assert '<b class="s fail">✗</b>' in html
     assert "no page explains it" in html
     assert ' wrong"' in html  # a cell of the chart beyond its bound

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fa3verify.campaign.findings import SEVERITIES, Finding, finding, severity, symptoms, why, with_clause
+from fa3_reports.atlas.tables import why
+from fa3verify.campaign.findings import SEVERITIES, Finding, finding, severity, symptoms, with_clause
 from fa3verify.judging import gate
 from fa3verify.judging.verdict import Part, Seen, What
 from fa3verify.text import Failure

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
 from fa3verify.cases.case import Case
-from fa3verify.cli.main import MOVED, main
+from fa3verify.cli.main import main
 from fa3verify.commands import publish, verify as jobs
 from fa3verify.inputs.recipe import Recipe
-from fa3verify.report import atlas_page, build
+from fa3verify.report import build
 
 CASE = Case("twin.fp16", AttentionProblem(1, 1, 1, 8, 40, 64), Recipe("normal"))
 
@@ -51,28 +51,6 @@ def test_help_needs_no_heavy_import():
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
-@pytest.mark.parametrize(
-    ("verb", "option", "words"),
-    [
-        ("verify", ("--no-studies",), "verify makes no studies"),
-        (
-            "simulate",
-            ("--measured", "a.csv"),
-            "python -m fa3_reports timeline STAMPS.csv --trace FILE, from a checkout",
-        ),
-        ("simulate", ("--measure",), "python -m fa3_reports timeline STAMPS.csv --record, from a checkout"),
-        ("tune", ("--compile",), "python -m fa3_reports audit compiles what ships, from a checkout"),
-        ("compare", ("--out", "page.md"), "python -m fa3_reports invariance writes the table, from a checkout"),
-        ("atlas", ("--check", "atlas.json"), "python -m fa3_reports row FILE, from a checkout"),
-    ],
-)
-def test_an_option_of_an_earlier_version_is_named_and_not_shown(verb, option, words):
-    result = run(verb, *option, "twin.fp16")
-    assert result.exit_code == 2
-    assert f"{option[0]} is no option any more: {words}" in " ".join(result.stderr.replace("│", " ").split())
-    assert f"{option[0]} " not in run(verb, "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -234,22 +212,6 @@ def test_kernels_say_what_can_be_judged_and_what_here_is():
         assert re.search(rf"^{name} ", footer, re.MULTILINE), name
 
 
-@pytest.mark.parametrize(("verb", "now"), MOVED.items())
-@pytest.mark.parametrize("rest", [(), ("--help",), ("x", "--json", "-")])
-def test_a_verb_of_before_says_in_one_line_where_it_went(verb, now, rest):
-    result = run(verb, *rest)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert one_line(result) == f"fa3verify: {verb} is now: {now}\n"
-
-
-def test_what_verbs_of_before_are_called_today_is_known():
-    for now in MOVED.values():
-        verb, *words = now.split()
-        if verb != "python":  # of the checkout
-            known = {option for parameter in main.commands[verb].params for option in parameter.opts}
-            assert {word for word in words if word.startswith("-")} <= known, now
-
-
 @pytest.mark.nightly  # test_hostile_processes has a quick one, of SIGTERM
 def test_ctrl_c_stops_at_once_and_keeps_finished_work(tmp_path):
     command = [
@@ -293,13 +255,12 @@ def test_an_atlas_ends_with_a_finding_unless_every_kernel_that_runs_here_passes(
     monkeypatch.setattr(publish, "run", lambda *given, **options: SimpleNamespace(kernels=kernels))
     done = CliRunner().invoke(main, ["atlas", "twin.fp16", "--out", str(tmp_path)])
     assert done.exit_code == code, done.output
-    assert done.stdout.splitlines() == [str(tmp_path / "atlas.html")]
+    assert done.stdout.splitlines() == [str(tmp_path / "atlas.json")]
 
 
-@pytest.mark.parametrize(("names", "code"), [(("run.nc",), 0), (("atlas.json",), 0), (("run.nc", "atlas.json"), 2)])
-def test_a_page_is_of_one_run_or_of_atlases(tmp_path, monkeypatch, names, code):
+@pytest.mark.parametrize(("names", "code"), [(("run.nc",), 0), (("atlas.json",), 2), (("run.nc", "atlas.json"), 2)])
+def test_a_page_is_of_one_run(tmp_path, monkeypatch, names, code):
     monkeypatch.setattr(build, "rebuild", lambda run, out: out / "report.html")
-    monkeypatch.setattr(atlas_page, "write_pages", lambda out, data: out / "atlas.html")
     for name in names:
         (tmp_path / name).touch()
     done = CliRunner().invoke(main, ["report", *(str(tmp_path / name) for name in names), "--out", str(tmp_path / "x")])

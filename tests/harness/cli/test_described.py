@@ -90,7 +90,7 @@ def test_a_timeline_of_a_description_is_written_for_perfetto(gemm: Path, tmp_pat
     target = tmp_path / "trace.json"
     assert run("simulate", gemm, "--trace", target, "--svg", tmp_path / "trace.svg")[0] == 0
     assert json.loads(target.read_text())["traceEvents"]
-    assert (tmp_path / "trace.svg").read_text().startswith("<svg")
+    assert "<svg" in (tmp_path / "trace.svg").read_text()
 
 
 def test_hazards_of_a_description_are_none_found_or_not_proven(gemm: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fa3verify.campaign.run import parse
 from fa3verify.cli.main import main
 from fa3verify.report import against, dataset, history
 from tests.harness.report.stored_run import summary
-from tests.harness.report.test_atlas_page import _parse
+from tests.harness.report.test_report import _parse
 
 KERNEL = "twin.e4m3@64"
 DRAWS = 8  # of each family

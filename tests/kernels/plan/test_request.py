@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -11,7 +9,7 @@ from hypothesis import given, strategies as st
 from fa3_kernels.plan.call import RAGGED_ROWS, Pointer, View
 from fa3_kernels.plan.choose import config_of, without_lengths
 from fa3_kernels.plan.packed_order import PackedOrder
-from fa3_kernels.plan.plan import Plan, plan_of, shared_keys, sizes_of
+from fa3_kernels.plan.plan import Plan, plan_of, shared_keys
 from fa3_kernels.plan.request import Choices, Request, Semantics, TensorLayout, request_of
 from fa3_kernels.plan.tile_order import END, Shape, items
 from fa3_reference.problem import AttentionProblem
@@ -259,9 +257,3 @@ def test_a_schedule_of_pairs_is_as_long_as_the_greedy_one_within_five_percent():
 
     greedy = longest(static_schedule(shape, SMS, tile_m=128, tile_n=128, head_dim=128))
     assert longest(packed_schedule(order, lengths, lengths, SMS)) <= 1.05 * greedy
-
-
-def test_sizes_of_known_lengths():
-    problem = AttentionProblem.varlen((3, 5), (4, 0), nheads=2, nheads_kv=1, head_dim=64)
-    assert sizes_of(problem) == (8, 4, (5, 4))
-    assert sizes_of(replace(problem, seqlens_q=None, seqlens_k=None)) == (5, 4, (0, 0))

@@ -1,7 +1,7 @@
 """The tables of an atlas's page: kernels of one operation and dtype side by side, and the details of each kernel.
 
-:mod:`fa3verify.report.atlas_page` reads the atlases and puts these tables on the page. Its first figure is in
-:mod:`fa3verify.report.atlas_chart`, with its findings, and the tables of a single
+:mod:`fa3_reports.atlas.page` reads the atlases and puts these tables on the page. Its first figure is in
+:mod:`fa3_reports.atlas.chart`, with its findings, and the tables of a single
 run's report in :mod:`fa3verify.report.tables`.
 """
 
@@ -15,10 +15,13 @@ from dataclasses import asdict, dataclass
 
 from fa3verify import operations
 from fa3verify.campaign import atlas
-from fa3verify.campaign.findings import Finding, symptoms, why
+from fa3verify.campaign.findings import Finding, Symptom, symptoms
 from fa3verify.campaign.run import KernelRun, Loss, Run
 from fa3verify.files import Json
+from fa3verify.judging import gate
 from fa3verify.judging.family import FamilyRow
+from fa3verify.judging.verdict import Seen
+from fa3verify.report.moved import is_side
 from fa3verify.report.tables import DASH, PageColumn, PageTable, below_one, count, number, percent, signed
 from fa3verify.version import __version__
 
@@ -86,6 +89,36 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
+def why(symptom: Symptom) -> str:
+    """Return why a kernel fails by one symptom, in about three words, such as ``lse inf, not -inf``."""
+    first = symptom.first
+    subject = first.what.subject
+    match symptom.severity:
+        case "no result":
+            return f"raises {first.raised}" if first.raised else "gives no result"
+        case "infinite error" if first.seen and subject != gate.NON_FINITE:
+            return _infinite(first.seen)
+        case "broken property":
+            return f"broken: {subject.replace('_', ' ')}"
+        case "worse than the baseline":
+            return symptom.severity
+    return _RULES.get(subject, "beyond its bound")
+
+
+_RULES = {  # rules of the gate in fewer words
+    gate.NON_FINITE: gate.NON_FINITE,
+    gate.OTHER_BITS: "other bits",
+    gate.OUTSIDE: "outside stated order",
+}
+
+
+def _infinite(seen: Seen) -> str:
+    """Return an infinite error in words: got and expected if known, else the output, whose name is left out for out."""
+    if seen.kind:
+        return f"{seen.output} {seen.got}, not {seen.expected}"
+    return f"{'' if seen.output == 'out' else seen.output.replace('_', ' ') + ' '}error infinite"
+
+
 def reasons(row: Judged) -> str:
     """Return in few words why a kernel did not pass: each symptom once, the gravest first. A dash if it passed."""
     verdict = row.entry.verdict
@@ -122,11 +155,6 @@ def sides(entry: KernelRun, rows: Sequence[FamilyRow]) -> str:
         if known := [size_of(x) for x in ratios if x is not None]:
             cells.append(f"{side.words} {below_one(max(known))}")
     return ", ".join(cells) or DASH
-
-
-def is_side(key: str) -> bool:
-    """Tell whether a figure of a family is the largest error / bound of an output beside the main ones."""
-    return key != "ratio_max" and key.startswith("ratio_") and key.endswith("_max")
 
 
 def verdicts(rows: Sequence[Judged], title: str) -> PageTable:

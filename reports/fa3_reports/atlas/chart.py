@@ -4,7 +4,7 @@ The figure has bits lost of every kernel by family of inputs, and a sentence abo
 :mod:`fa3verify.judging.bits_lost`: an ideal kernel, which rounds the exact output once, loses 0. A pair of a kernel and
 its twin says whether both have the same verdict and bits. Findings that a page of
 ``reports/findings`` explains are one card for each page; other findings are one card for each kernel and symptom.
-:mod:`fa3verify.report.atlas_page` reads the list of these pages and shows everything.
+:mod:`fa3_reports.atlas.page` reads the list of these pages and shows everything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
 
-from fa3verify.campaign.findings import SEVERITIES, Finding, clusters, severity, symptoms, why
+from fa3_reports.atlas.tables import Judged, bits, differing, size_of, why
+from fa3verify.campaign.findings import SEVERITIES, Finding, clusters, severity, symptoms
 from fa3verify.judging import bits_lost
-from fa3verify.report.atlas_tables import Judged, bits, differing, is_side, size_of
+from fa3verify.report.moved import is_side
 from fa3verify.report.tables import DASH, FigureCell, below_one
 from fa3verify.text import plural
 

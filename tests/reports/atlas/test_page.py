@@ -9,106 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from fa3_reference.problem import Dtype
+from fa3_reports.atlas import page, tables
+from fa3_reports.atlas.page import write_pages
 from fa3verify import __version__
 from fa3verify.campaign import atlas
 from fa3verify.campaign.findings import Finding
-from fa3verify.campaign.run import Introduction, KernelRun, Loss, Provenance, Run
-from fa3verify.cases import coverage
+from fa3verify.campaign.run import KernelRun
 from fa3verify.files import stored as file_of
-from fa3verify.judging.family import FamilyRow
 from fa3verify.judging.verdict import Part, Seen, What
 from fa3verify.kernels.record import Identity
-from fa3verify.properties import LawOutcome
-from fa3verify.report import atlas_page, atlas_tables, moved
-from fa3verify.report.atlas_page import write_pages
+from tests.harness.report.atlases import FIGURES, entry, made_of, not_run, stored
 from tests.harness.report.test_report import _parse, check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
 ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h100"))
-FIGURES = {
-    "cases": 3,
-    "ratio_max": 0.875,
-    "max_error": 0.02,
-    "rms": 0.5,
-    "nonfinite": 0,
-    "rel_rmse_seen": 1.25e-3,
-    "determined": 0.5,
-    "rel_rmse_unrounded": 4e-3,
-    "outside": 0,
-    "ulp_max": 0.75,
-    "bits_differing": 0,
-    "outputs": 4096,
-}
-
-
-GPU = Identity("lib 3", "lib.so", "a" * 64, "NVIDIA H200")
-
-
-def entry(
-    name: str,
-    *,
-    families: tuple[str, ...] = ("normal", "fa3_outliers"),
-    dtype: Dtype = "fp16",
-    identity: Identity = GPU,
-    policy: tuple[str, ...] = ("causal top_left",),
-    **changes,
-) -> KernelRun:
-    rows = [FamilyRow(f, dict(FIGURES), f"worst/{name}.json", seeds=(0,), largest=f"case of {f}") for f in families]
-    law = LawOutcome("repeated_run_is_identical", "pass", kind="exact", examples=6, outputs=1234)
-    known = Introduction(
-        name,
-        "a <b>kernel</b>",
-        dtype=dtype,
-        identity=identity,
-        states_order=True,
-        policy=policy,
-    )
-    found = KernelRun(
-        introduction=known,
-        families=tuple(rows),
-        verdict="pass",
-        laws=(law,),
-        cases=321,
-        outputs=98765,
-        coverage=coverage.judged([], [], None),
-        loss=(Loss(131072, 128, 0.573, -0.57, None),),
-    )
-    return replace(found, **changes)
-
-
-def not_run(name: str, reason: str) -> KernelRun:
-    return KernelRun(introduction=Introduction(name), verdict="not run", inconclusive=reason, loss=())
-
-
-def made_of(
-    *kernels: KernelRun,
-    findings: tuple[Finding, ...] = (),
-    version: str = __version__,
-    started: str = "2026-01-01T00:00:00+00:00",
-) -> Run:
-    return Run(
-        profile="quick",
-        seed=0,
-        verdict="pass",
-        exit_code=0,
-        layers={},
-        kernels=kernels,
-        gate=(),
-        baseline=None,
-        failures=findings,
-        cases=(),
-        provenance=Provenance(version, "3.12.0", "linux x86_64", 2, "abc", "", 0, {"torch": "2.11.0"}),
-        version=version,
-        started=started,
-        schema=atlas.SCHEMA,
-    )
-
-
-def stored(folder: Path, *kernels: KernelRun, **said) -> Path:
-    atlas.write(folder / atlas.FILE, made_of(*kernels, **said))
-    return folder / atlas.FILE
 
 
 def pages(out: Path, *files: Path) -> tuple[str, str]:
@@ -118,11 +33,11 @@ def pages(out: Path, *files: Path) -> tuple[str, str]:
 
 def test_pages_of_the_published_data_are_the_published_pages():
     files = [*ATLASES, PUBLISHED / "../findings/known.json"]
-    made = atlas_page.render(atlas_page.read(PUBLISHED, files))
-    assert set(made) == {atlas_page.PAGE, "atlas.md"}
+    made = page.render(page.read(PUBLISHED, files))
+    assert set(made) == {page.PAGE, "atlas.md"}
     stored_page = (PUBLISHED / "atlas.md").read_text(encoding="utf-8")
     assert made["atlas.md"] == stored_page, "atlas.md is not what its data give"
-    check_alone(made[atlas_page.PAGE])
+    check_alone(made[page.PAGE])
 
 
 def test_every_replay_file_that_the_published_atlases_name_is_there():
@@ -182,11 +97,11 @@ def test_a_kernel_that_one_machine_lacks_and_another_judged_is_not_listed_as_not
 
 def test_a_largest_error_is_proved_only_where_the_order_leaves_one_value_and_it_came():
     (row, _) = entry("a.fp16").families
-    assert atlas_tables.status(row) == "searched"
+    assert tables.status(row) == "searched"
     known = replace(row, figures=row.figures | {"determined": 1.0})
-    assert atlas_tables.status(known) == "proved"
-    assert atlas_tables.status(replace(row, figures=known.figures | {"outside": 1})) == "searched"
-    assert atlas_tables.status(replace(row, figures={"ratio_max": 0.5})) == "searched"
+    assert tables.status(known) == "proved"
+    assert tables.status(replace(row, figures=known.figures | {"outside": 1})) == "searched"
+    assert tables.status(replace(row, figures={"ratio_max": 0.5})) == "searched"
 
 
 FAILED = (
@@ -272,8 +187,8 @@ def test_what_is_not_finite_or_above_its_bound_or_far_from_the_least_is_marked(t
         with_figures("b.fp16", ratio_max=1.5, rel_rmse_seen=1e-2),
         with_figures("c.fp16", nonfinite=2, ratio_max=math.inf),
     ]
-    rows = [atlas_tables.Judged(each.name, each, made_of(each), ".", "CPU") for each in entries]
-    marks = [[mark for _, mark in m["rows"][0]["cells"]] for m in atlas_tables.matrices(rows, "")]
+    rows = [tables.Judged(each.name, each, made_of(each), ".", "CPU") for each in entries]
+    marks = [[mark for _, mark in m["rows"][0]["cells"]] for m in tables.matrices(rows, "")]
     assert marks == [["", "", "bad"], ["", "far", ""], ["", "", ""]]
 
 
@@ -291,7 +206,7 @@ def test_a_finding_is_explained_by_the_page_that_is_known_for_it_and_others_are_
         "findings": ["property empty_rows: *got inf | * 5x0"],
         "because": "by design",
     }
-    known.write_text(json.dumps({"schema": atlas_page.KNOWN_SCHEMA, "known": [row]}))
+    known.write_text(json.dumps({"schema": page.KNOWN_SCHEMA, "known": [row]}))
     entries = [entry(name, verdict="fail") for name in ("a.fp16", "b.fp16")]
     _, text = pages(tmp_path, stored(tmp_path, *entries, findings=tuple(found)), known)
     assert text.count("**by design** ([known](findings/0009-a.md), ") == 1
@@ -309,25 +224,3 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, name):
         write_pages(tmp_path, [stored(tmp_path, entry("a.fp16")), tmp_path / name])
     with pytest.raises(ValueError, match="at least one atlas"):
         write_pages(tmp_path, [])
-
-
-def test_what_moved_is_all_that_changed_and_nothing_else():
-    old = entry("a.fp16")
-    first, second = old.families
-    worse = replace(second, figures=second.figures | {"max_error": 0.04, "ratio_lse_max": 0.3})
-    finding = Finding("a.fp16", What(Part.BOUND, "error / bound"), "observed 2", cause="L1 error / bound")
-    new = replace(old, verdict="fail", families=(first, worse), loss=())
-    before = made_of(old, entry("gone.fp16"))
-    after = made_of(new, entry("came.fp16"), findings=(finding,))
-    names = [(name, name) for name in ("a.fp16", "gone.fp16", "came.fp16")]
-    rows = moved.moved(before, after, names).rows
-    assert [tuple(row.values()) for row in rows] == [
-        ("a.fp16", "", "verdict", "pass", "fail", "–"),
-        ("a.fp16", "fa3_outliers", "max error", "0.0200", "0.0400", "2.00"),
-        ("a.fp16", "fa3_outliers", "ratio lse max", "–", "0.300", "–"),
-        ("a.fp16", "", "loss at 131072 keys", "0.573", "–", "–"),
-        ("a.fp16", "", "finding, bound, error / bound", "–", "found", "–"),
-        ("came.fp16", "", "kernel", "absent", "there", "–"),
-        ("gone.fp16", "", "kernel", "there", "absent", "–"),
-    ]
-    assert not moved.moved(before, before, names[:2]).rows

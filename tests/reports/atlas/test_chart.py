@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from fa3_reports.atlas import chart
+from fa3_reports.atlas.tables import Judged
 from fa3verify.campaign.findings import Finding
 from fa3verify.judging.verdict import What
 from fa3verify.known import registry
-from fa3verify.report import atlas_chart
-from fa3verify.report.atlas_tables import Judged
-from tests.harness.report.test_atlas_page import entry, made_of, pages, stored
+from tests.harness.report.atlases import entry, made_of, stored
+from tests.reports.atlas.test_page import pages
 
 
 def losing(
@@ -34,13 +35,13 @@ def losing(
     return Judged(name, kernel, made_of(kernel, findings=named, version=version), ".", "CPU")
 
 
-def drawn(*rows: Judged) -> atlas_chart.Chart:
-    return atlas_chart.chart({"Forward, fp16": rows}, atlas_chart.pairs(rows))
+def drawn(*rows: Judged) -> chart.Chart:
+    return chart.chart({"Forward, fp16": rows}, chart.pairs(rows))
 
 
 def test_a_kernel_that_rounds_once_loses_no_bits_and_stands_first():
-    chart = drawn(losing("a.fp16", {"normal": 2.5, "huge": 1.5}), losing("b.fp16", {"normal": 0.0, "huge": 0.0}))
-    (best, other) = chart.groups["Forward, fp16"]
+    made = drawn(losing("a.fp16", {"normal": 2.5, "huge": 1.5}), losing("b.fp16", {"normal": 0.0, "huge": 0.0}))
+    (best, other) = made.groups["Forward, fp16"]
     assert (best.name, best.mean, [(cell.text, cell.state) for cell in best.cells]) == (
         "b",
         0,
@@ -70,8 +71,8 @@ def test_what_is_infinite_wrong_or_not_ranked_has_its_own_mark(lost, figures, te
 
 
 def test_a_family_that_a_kernel_was_not_judged_on_is_empty_and_the_kernel_has_no_mean():
-    chart = drawn(losing("a.fp16", {"normal": 1.0, "huge": 1.0}), losing("b.fp16", {"normal": 0.1}))
-    (ranked, other) = chart.groups["Forward, fp16"]
+    made = drawn(losing("a.fp16", {"normal": 1.0, "huge": 1.0}), losing("b.fp16", {"normal": 0.1}))
+    (ranked, other) = made.groups["Forward, fp16"]
     assert (ranked.name, ranked.mean) == ("a", 1.0)
     assert (other.mean, other.cells[1].text, other.cells[1].state) == (None, "", "none")
 
@@ -112,9 +113,9 @@ OTHER = found("L1 error / bound", "observed 2")
 
 
 def test_what_one_page_explains_is_one_card_and_no_finding_is_lost():
-    known = atlas_chart.Known("p.md", ("*",), ("property empty_rows*",), "by design")
+    known = chart.Known("p.md", ("*",), ("property empty_rows*",), "by design")
     rows = [losing(name, {"normal": 0.0}, findings=(INFINITE, OTHER)) for name in ("twin.flash3.fp16", "flash3.fp16")]
-    cards = atlas_chart.cards(rows, [known])
+    cards = chart.cards(rows, [known])
     assert [(card.title, card.known is None, len(card.found)) for card in cards] == [
         ("twin.flash3.fp16: beyond its bound", True, 1),
         ("flash3.fp16: beyond its bound", True, 1),
@@ -128,7 +129,7 @@ def test_what_one_page_explains_is_one_card_and_no_finding_is_lost():
 def test_every_twin_of_a_known_kernel_is_found_by_its_name():
     declared = {name: kernel.twin.name for name, kernel in registry.discover().items() if kernel.twin}
     assert len(declared) > 10
-    assert {name: atlas_chart.twin_of(name) for name in declared} == declared
+    assert {name: chart.twin_of(name) for name in declared} == declared
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,13 @@ def test_every_twin_of_a_known_kernel_is_found_by_its_name():
 )
 def test_a_twin_and_its_kernel_agree_or_their_verdicts_and_bits_are_said(kernel, mark, words):
     rows = [losing("flash3.fp16", {"normal": 0.0}, **kernel), losing("twin.flash3.fp16", {"normal": 0.0})]
-    (made,) = atlas_chart.pairs(rows)
+    (made,) = chart.pairs(rows)
     assert (made.mark, made.words) == (mark, words)
 
 
 def test_a_twin_has_no_line_of_its_own_where_its_kernel_has_one(tmp_path):
     html, text = pages(tmp_path, stored(tmp_path, entry("gluon.fp16"), entry("twin.fp16"), entry("twin.bf16")))
-    chart = html[html.index('class="scroll chart"') : html.index("</table>")]
-    assert '>gluon</a> <i class="twin">=</i>' in chart
-    assert chart.count('<th scope="row">') == 2  # gluon.fp16, and the twin whose kernel was not judged
+    shown = html[html.index('class="scroll chart"') : html.index("</table>")]
+    assert '>gluon</a> <i class="twin">=</i>' in shown
+    assert shown.count('<th scope="row">') == 2  # gluon.fp16, and the twin whose kernel was not judged
     assert "The same verdict and every bit alike: gluon.fp16." in text

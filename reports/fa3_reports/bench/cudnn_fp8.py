@@ -1,21 +1,30 @@
 """cuDNN's FP8 attention through its frontend: e4m3 operands and e4m3 output (16-bit outputs need Blackwell).
 
-:mod:`fa3verify.known.launches` loads this module for the peer "cudnn.fp8", which only bench runs. cuDNN's 16-bit
-attention is called through torch, in :mod:`fa3verify.known.torch_sdpa`.
+verify has no bound of outputs that are e4m3 with a scale of their own, so that it is a rival on our grids alone, where
+the bench checks it. The frontend is installed, or lies in the peers' folder as ``nvidia_cudnn_frontend*.whl``. cuDNN's
+16-bit attention is called through torch, in :mod:`fa3verify.known.torch_sdpa`.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from fa3_kernels.plan.config import Config
+from fa3_reference.bounds import KernelModel
 from fa3_reference.problem import AttentionProblem
 from fa3verify.known.launches import Forward, Given, Launch, LaunchOutput, Options
-from fa3verify.known.libraries import make_importable
-from fa3verify.known.peers import PEERS
+from fa3verify.known.libraries import Unsupported, folder, why_not_importable
+from fa3verify.known.peers import PEERS, Peer
 
 P_SCALE = 256.0  # probabilities are multiplied by this before they are rounded to e4m3, as in the other FP8 kernels
+WHEEL = "nvidia_cudnn_frontend*.whl"
 LARGEST = 440.0  # stored value of the largest output: close to 448, where e4m3 ends
 
 
@@ -96,9 +105,44 @@ def _one(descale: torch.Tensor | None) -> float:
     return float(descale.flatten()[0])
 
 
-def load(name: str) -> Forward:
+def _chained(config: Config) -> KernelModel:
+    """Return the model of torch's compiled attention with sums that stay in the tensor core.
+
+    The caller chooses the factor of P, so that P is at most 256. P is assumed to be rescaled by the running maximum at
+    every block, as in every known kernel for Hopper.
+    """
+    return replace(PEERS["cuda.flex"].model(config), accumulator="wgmma")
+
+
+PEER = Peer(
+    "cuDNN's attention by its frontend, e4m3 in and out",
+    module="",  # :func:`load` loads it
+    version="nvidia-cudnn-frontend 1.18.0",
+    dtypes=("e4m3",),
+    order=_chained,
+    package="cudnn",
+)
+
+
+def _make_importable() -> None:
+    """Make cuDNN's frontend importable from a wheel in the peers' folder if it is not installed; Unsupported without
+    both.
+    """
+    if (reason := why_not_importable(PEER.package)) is None:
+        return
+    where = folder()
+    wheels = sorted(where.glob(WHEEL)) if where else []
+    if not wheels:
+        raise Unsupported(f"{reason} and no {WHEEL} is in the peers' folder")
+    site = Path(tempfile.mkdtemp(prefix="fa3verify-peers-"))
+    with zipfile.ZipFile(wheels[-1]) as archive:
+        archive.extractall(site)
+    sys.path.insert(0, str(site))
+
+
+def load() -> Forward:
     """Import cuDNN's frontend, installed or from its wheel in the peers' folder."""
-    make_importable(PEERS[name].wheel, "cudnn")
+    _make_importable()
     import cudnn  # pyright: ignore[reportMissingImports]
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:

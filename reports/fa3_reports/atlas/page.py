@@ -1,8 +1,8 @@
 """Make the pages of an atlas, HTML and Markdown, from stored files: atlases, and lists of known findings.
 
-Equal files give equal pages, byte for byte. ``fa3verify atlas`` and
-``fa3verify report`` call :func:`write_pages`. The tables, cards and chart are made in the modules ``atlas_*`` beside
-this one; the report of a single run is :mod:`fa3verify.report.build`.
+Equal files give equal pages, byte for byte. ``python -m fa3_reports atlas`` calls :func:`write_pages`. The tables,
+cards and chart are made in the modules beside this one; the report of a single run is
+:mod:`fa3verify.report.build`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import get_args
 
 from fa3_reference.problem import Dtype
 from fa3_reference.rules import require
+from fa3_reports.atlas import chart
+from fa3_reports.atlas.chart import Known
+from fa3_reports.atlas.tables import Judged, details, errors, matrices, verdicts
 from fa3verify import operations, records
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
 from fa3verify.files import parsed, read_text, stored, write_text
 from fa3verify.judging import bits_lost
-from fa3verify.report import atlas_chart
-from fa3verify.report.atlas_chart import Known
-from fa3verify.report.atlas_tables import Judged, details, errors, matrices, verdicts
 from fa3verify.report.build import both_pages, stylesheet
 from fa3verify.version import __version__
 
+TEMPLATES = Path(__file__).with_name("templates")
 PAGE = "atlas.html"
 KNOWN_SCHEMA = "fa3verify.known/1"
 
@@ -184,14 +185,14 @@ def _newest(ran: Iterable[tuple[str, Run, KernelRun]]) -> list[tuple[str, Run, K
 def render(data: Data) -> dict[str, str]:
     """Return the text of both pages by file name; kernels stand in groups of one operation and dtype."""
     rows, absent = judged(data)
-    beside = atlas_chart.pairs(rows)
+    beside = chart.pairs(rows)
     apart = {id(pair.twin) for pair in beside}
     groups = _grouped(rows)
     shown = {title: [row for row in mine if id(row) not in apart] for title, mine in groups.items()}
-    cards = atlas_chart.cards(rows, data.known)
+    cards = chart.cards(rows, data.known)
     context = {
-        "written": atlas_chart.written,
-        "chart": atlas_chart.chart(shown, beside),
+        "written": chart.written,
+        "chart": chart.chart(shown, beside),
         "definition": bits_lost.DEFINITION,
         "cards": cards,
         "pairs": beside,
@@ -212,7 +213,8 @@ def render(data: Data) -> dict[str, str]:
         "glossary": GLOSSARY,
         "reproduce": " ".join(source["file"] for source in data.sources),
     }
-    return both_pages("atlas", context, css=stylesheet("heat.css", "atlas.css"))
+    css = stylesheet("heat.css") + (TEMPLATES / "atlas.css").read_text("utf-8")
+    return both_pages("atlas", context, css=css, folder=TEMPLATES)
 
 
 def _grouped(rows: Sequence[Judged]) -> dict[str, list[Judged]]:
