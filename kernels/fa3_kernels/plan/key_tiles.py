@@ -7,8 +7,8 @@ The plan (:mod:`fa3_kernels.plan.backward`) makes its schedule here, the twin ad
 Every key block of a kv head is a tile, and each tile goes to the CTA that is free first. Where all tiles have equally
 many rows they are taken head by head; otherwise the longest ones of a few heads come first. CTAs that run side by side
 then share rows of Q and dO, and sums of dQ, that are in L2. The last heads are taken together where CTAs would
-otherwise end at very different times (:func:`sections_to_join`). In deterministic mode every row block takes the parts of
-its dQ in a fixed order, and a CTA waits for its turn:
+otherwise end at very different times (:func:`sections_to_join`). In deterministic mode every row block takes the parts
+of its dQ in a fixed order, and a CTA waits for its turn:
 
 * Dense problems: key blocks come in gangs, of as many tiles as fit the row blocks and the CTAs. Tile ``i`` of a gang
   starts ``i`` spacings down the rows and goes round, so that at any time no two tiles of a gang are nearer to each
