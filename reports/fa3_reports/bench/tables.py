@@ -61,9 +61,8 @@ def _row(record: CellRecord, m: Measured) -> Json:
 def csv_text(records: Iterable[CellRecord]) -> str:
     """Return a table with a line per cell and kernel, without records only its head; NaN is an empty cell."""
     rows = [_row(record, m) for record in records for m in record.kernels]
-    return files.csv_text(
-        list(rows[0]) if rows else ["kernel"], ([_cell_text(value) for value in row.values()] for row in rows)
-    )
+    head = list(max(rows, key=len, default=["kernel"]))  # problems in words have a column more
+    return files.csv_text(head, ([_cell_text(row.get(name, "")) for name in head] for row in rows))
 
 
 def _cell_text(value: Any) -> Any:

@@ -233,13 +233,16 @@ def _heat(bench: Bench, source: Source) -> PageTable:
 
 
 def others(source: Source) -> Section:
-    """Grids that are lists of cells: odd lengths, the paper's ablation, grouped heads, decoding; packed sequences."""
+    """Grids that are lists of cells: odd lengths, drawn ones, the paper's ablation, decoding; packed sequences."""
     blocks: list[Any] = []
     titles = {
         "widths": "Head dims that are no power of two",
         "backward_widths": "Their gradients",
         "fresh": "Lengths that no tile divides",
         "ragged": "Short and chunked work",
+        "drawn": "Problems that a seed drew, with the heads of public models",
+        "backward_drawn": "Gradients that a seed drew",
+        "practice": "Over pages, with the heads of public models",
     }
     titles |= {"ablation": "The paper's ablation", "gqa": "Grouped heads", "decode": "Decoding"}
     for grid, title in titles.items():
@@ -274,10 +277,12 @@ def _cells_by_kernel(bench: Bench, source: Source, title: str) -> PageTable:
 
 def _shape(row: Row) -> tuple[str, ...]:
     """Return what was timed; tables of one head_dim have no column of V's."""
-    return (*(row[name] for name in CELL_FIELDS), row.get("head_dim_v") or row["head_dim"])
+    return (*(row[name] for name in CELL_FIELDS), row.get("line", ""), row.get("head_dim_v") or row["head_dim"])
 
 
 def _told(row: Row) -> str:
+    if row.get("line"):
+        return row["line"]
     heads = row["nheads"] if row["nheads"] == row["nheads_kv"] else f"{row['nheads']}/{row['nheads_kv']}"
     mask = "causal" if row["causal"] == "True" else "dense"
     head_dim_v = _shape(row)[-1]

@@ -21,8 +21,9 @@ import numpy as np
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.bench import results
 from fa3_reports.bench_rows import read_rows
-from fa3_reports.measured import described_cells, served_cells
+from fa3_reports.measured import described_cells, drawn_cells, served_cells
 from fa3_reports.measured.timings import read
 from fa3_reports.stored import read_csv
 from fa3_simulator import backward_choice, forward_choice
@@ -95,8 +96,9 @@ def ratios() -> Iterator[Ratio]:
         groups = groups_of(each.problem, each.config, simulated)
         yield Ratio(each.campaign, groups, simulated / each.cycles)
     for cell in served_cells.cells():
-        if not cell.sm_mhz and "L2" not in cell.kind:
-            yield Ratio("serving", _groups(cell), 1 + cell.error)
+        is_fitted = cell.campaign == "practice" and cell.is_gathered and cell.problem.seqlen_q == 1
+        if cell.campaign != "unlisted" and "L2" not in cell.kind and not is_fitted:
+            yield Ratio(cell.campaign, _groups(cell), 1 + cell.error)
     for folder in (described_cells.UNSEEN, described_cells.SECOND):
         for cell in described_cells.cells(folder):
             yield Ratio(folder.name, [DESCRIBED.group], 1 + cell.error)
@@ -161,12 +163,24 @@ def left_out(rows: Sequence[Ratio]) -> Iterator[Fared]:
 
 
 def judged() -> Iterator[Ratio]:
-    """Simulate the launches of reports/h200/speed/unlisted that have not changed, of ours and of FlashAttention-3.
+    """Simulate the launches of reports/h200/speed/unlisted that have not changed, of ours and of FlashAttention-3, and
+    the forwards and gradients that a seed drew, but for gradients whose tiles are handed out in another order now.
 
     Those over pages that the cost of a page was fitted to are left out.
     """
+    drawn = (results.read(H200 / "speed" / name / "bench.jsonl") for name in ("drawn", "backward_drawn"))
+    timed = {key: record for each in drawn for key, record in each.cells.items()}
+    for cell in drawn_cells.cells():
+        for each in drawn_cells.launched(cell):
+            row = timed[cell.key].of(each.kernel) if cell.key in timed else None
+            if cell.line or row is None or row.status != results.MEASURED or each.has_moved:
+                continue
+            if each.kernel != drawn_cells.TURNS:
+                simulated = each.cycles(row.burst_sm_mhz)
+                groups = groups_of(cell.problem, each.config, simulated)
+                yield Ratio(cell.grid, groups, simulated / row.burst_cycles)
     for cell in served_cells.cells():
-        if cell.sm_mhz and not (cell.num_splits == 1 and cell.problem.seqlen_k in FITTED):
+        if cell.campaign == "unlisted" and not (cell.num_splits == 1 and cell.problem.seqlen_k in FITTED):
             yield Ratio("unlisted", _groups(cell), 1 + cell.error)
     for row in read_csv(H200 / "speed" / "unlisted" / "unlisted.csv"):
         family, _, variant = row["kernel"].partition(".")

@@ -1,10 +1,10 @@
 """How far off the simulator is where a server calls: pages, chunks, packed sequences and windows.
 
 ``python -m fa3_reports.measured.served_cells`` prints the mean error of every class over the launches of our kernels in
-``reports/h200/serving/serving.json`` and ``reports/h200/speed/unlisted``. Problems are given to the simulator as a call
-has them: heads, parts and the tile are those that the call chooses. A clock that was not recorded is predicted. The
-graphs of serving.json launch on the same keys again and again: where all K and V fit L2 they are read from there,
-and the simulator, which has L2 cold, is compared in a class of its own.
+``reports/h200/serving/serving.json`` and ``reports/h200/speed``, in ``unlisted``, ``practice`` and ``drawn``. Problems
+are given to the simulator as a call has them: heads, parts and the tile are those that the call chooses. A clock that
+was not recorded is predicted. The graphs of serving.json launch on the same keys again and again: where all K and V fit
+L2 they are read from there, and the simulator, which has L2 cold, is compared in a class of its own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fa3verify
+from fa3_kernels.plan.call import Pages
 from fa3_kernels.plan.request import DTYPES
 from fa3_kernels.plan.tiles import power_of_two
 from fa3_reference.layout import Cache
 from fa3_reference.problem import AttentionProblem
+from fa3_reports.bench import results
 from fa3_reports.stored import read_csv
+from fa3_simulator import forward_choice
 from fa3_simulator.clock import busy_shares, clock_under_load
 from fa3_simulator.machine import load
 
@@ -34,13 +37,24 @@ L2_BYTES = 50 * 2**20
 
 class ServedCell(NamedTuple):
     """A timed launch of ours: its problem, the parts that were asked for (None: as the call has them), microseconds,
-    and the SM clock in MHz; 0 where it was not recorded, which is where every launch had the same operands.
+    the SM clock in MHz, 0 where it was not recorded, which is where every launch had the same operands, and where it
+    was timed.
     """
 
     problem: AttentionProblem
     num_splits: int | None
     us: float
     sm_mhz: float = 0.0
+    campaign: str = "serving"
+
+    @property
+    def is_gathered(self) -> bool:
+        """Tell whether a warpgroup copies keys row by row."""
+        p = self.problem
+        if not (p.cache and p.cache.page_size):
+            return False
+        config = forward_choice.schedule_for(p, num_splits=self.num_splits)
+        return not Pages(p.cache.page_size, 0, (), ()).are_boxes(config.tile_n, config.bits)
 
     @property
     def kind(self) -> str:
@@ -72,11 +86,21 @@ def cells() -> Iterator[ServedCell]:
     Since then groups that are no power of two are packed, and small pages of e4m3 and at head_dim 64 are copied
     otherwise.
     """
+    yield from _benched()
     for cell in _timed():
         p = cell.problem
         is_small = p.cache is not None and p.cache.page_size == 16 and (p.dtype == "e4m3" or p.head_dim <= 64)
         if not is_small and (p.cache is None or p.group == power_of_two(p.group)):
             yield cell
+
+
+def _benched() -> Iterator[ServedCell]:
+    """Yield what bench timed over pages; it chooses the parts as a call does."""
+    for grid in ("practice", "drawn"):
+        for record in results.read(H200 / "speed" / grid / "bench.jsonl").cells.values():
+            row = record.of("gluon")
+            if record.cell.line and row.status == results.MEASURED:
+                yield ServedCell(record.cell.problem, None, 1e3 * row.burst_ms, row.burst_sm_mhz, grid)
 
 
 def _timed() -> Iterator[ServedCell]:
@@ -104,7 +128,7 @@ def _timed() -> Iterator[ServedCell]:
             packed = AttentionProblem.varlen((queries,) * batch, (keys,) * batch, **sizes)
             problem = _in_pages(packed, int(row["page_size"]))
         parts = 1 if row["kernel"] == "gluon.one" else None
-        yield ServedCell(problem, parts, 1e3 * float(row["ms"]), float(row["sm_mhz"]))
+        yield ServedCell(problem, parts, 1e3 * float(row["ms"]), float(row["sm_mhz"]), "unlisted")
 
 
 def _in_pages(problem: AttentionProblem, page_size: int) -> AttentionProblem:

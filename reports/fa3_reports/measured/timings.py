@@ -134,6 +134,10 @@ def read(path: Path) -> tuple[list[MeasuredRow], Counter[str]]:
 
 def _unusable(row: _Row) -> str | None:
     """Return why there is nothing to compare, or None."""
+    if row.values.get("line"):
+        return "sequences with lengths of their own, or keys in pages"
+    if row.values["grid"] == "drawn" and row.values["nheads"] != row.values["nheads_kv"]:
+        return "drawn: whether heads of a group were packed is not in the row"
     if row.values["status"] != "ok":
         return "no timing: the kernel failed or does not take the shape"
     if row.values["grid"] == "decode" and row.kernel == UNKNOWN_PARTS:

@@ -8,9 +8,9 @@ from fa3_reports.measured.served_cells import errors
 
 # Mean absolute error at most, and largest, by class.
 WANTED = {
-    "decode over pages": (0.055, 0.22),
-    "over pages, up to 25 us": (0.085, 0.21),
-    "chunks over pages": (0.13, 0.34),
+    "decode over pages": (0.075, 0.36),
+    "over pages, up to 25 us": (0.13, 0.32),
+    "chunks over pages": (0.13, 0.36),
     "prompts over pages": (0.11, 0.16),
     "decode packed": (0.05, 0.11),
     "prompts packed": (0.05, 0.07),
@@ -25,4 +25,4 @@ def test_calls_of_servers_take_what_was_measured() -> None:
         size = np.abs(found[kind])
         assert size.mean() < mean, kind
         assert size.max() < largest, kind
-    assert sum(len(found[kind]) for kind in WANTED if "us" not in kind) > 90
+    assert sum(len(found[kind]) for kind in WANTED if "us" not in kind) > 200
