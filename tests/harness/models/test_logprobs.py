@@ -115,6 +115,13 @@ def test_a_kernel_does_not_differ_from_itself(llama: Any) -> None:
     assert re.match(r"first in layer \d, head \d, token \d+; ", other.first)
 
 
+def test_a_kernel_that_returns_a_plain_tuple_is_run(llama: Any) -> None:
+    """As kernels of users and of libraries do."""
+    (found,) = logprobs.logprobs(llama, [text()], ["tests.quality.outside.right:backwards"]).kernels
+    assert 0.8 <= found.found.rms / found.predicted <= 1.25
+    assert found.calls > 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

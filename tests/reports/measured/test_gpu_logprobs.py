@@ -91,3 +91,11 @@ def test_the_shape_is_that_of_a_model_of_more_than_a_billion_parameters() -> Non
     with torch.device("meta"):
         model = gpu_logprobs.made(**gpu_logprobs.SHAPES["Llama-3.2-1B"])
     assert sum(x.numel() for x in model.parameters()) == 1_235_814_400
+
+
+def test_what_was_measured_on_a_gpu_is_within_what_was_wanted() -> None:
+    rows = read_csv(Path(gpu_logprobs.__file__).parents[2] / "logprobs" / "llama_1b_h200.csv")
+    timed = [row for row in rows if row["measured_nats"]]
+    assert {row["kernel"] for row in timed} == {"gluon.bf16", "flash2.bf16", "flash3.bf16", "sdpa"}
+    assert all(0.8 < float(row["measured_nats"]) / float(row["predicted_nats"]) < 1.25 for row in timed)
+    assert not any(int(row["wrong"]) for row in timed)
