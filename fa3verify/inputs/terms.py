@@ -149,13 +149,13 @@ def _documents(
     return ids
 
 
-def _nothing(
-    problem: AttentionProblem, values: str, shape: tuple[int, ...], rng: np.random.Generator
-) -> NDArray[np.float64]:
-    return np.zeros(shape)
-
-
-_OTHERS = {"attn_mask": _mask, "key_padding": _padding, "alibi": _slopes, "documents": _documents, "mods": _nothing}
+_OTHERS = {
+    "attn_mask": _mask,
+    "key_padding": _padding,
+    "alibi": _slopes,
+    "documents": _documents,
+    "mods": lambda problem, values, shape, rng: np.zeros(shape),
+}
 
 
 # By how many nats a sink exceeds the lse of a row: its weight is that of all keys together, nearly nothing, nearly all,

@@ -126,10 +126,6 @@ def _check_view(kernel: Kernel, trial: Trial) -> Violation | None:
 # What a call does not hand over, and how it is changed.
 
 
-def _larger_maxima(problem: AttentionProblem, arguments: Json) -> Json:
-    return {name: x + _MORE for name, x in arguments.items() if name.startswith("max_seqlen")}
-
-
 def _slack(problem: AttentionProblem, arguments: Json) -> Json:
     """Return packed arguments with tokens behind those of the last sequence, of garbage."""
     if not problem.is_varlen or problem.cache:
@@ -158,7 +154,9 @@ def _entries(entry: int | None, problem: AttentionProblem, arguments: Json) -> J
 
 
 UNREAD: Mapping[str, Callable[[AttentionProblem, Json], Json]] = {
-    "max_seqlen larger than any sequence": _larger_maxima,
+    "max_seqlen larger than any sequence": lambda problem, arguments: {
+        name: x + _MORE for name, x in arguments.items() if name.startswith("max_seqlen")
+    },
     "tokens behind the last sequence": _slack,
     **{
         f"table entries behind a sequence: {words}": lambda problem, arguments, entry=entry: _entries(

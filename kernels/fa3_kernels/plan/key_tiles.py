@@ -198,21 +198,15 @@ def sections_to_join(sections: Sequence[Sequence[tuple[int, int]]], num_ctas: in
         Head and row blocks of every tile. In a section the longest tiles go out first.
     num_ctas : int
     """
-    costs = [blocks for some in sections for _, blocks in some]
-    least = max(sum(costs, TILE_COST * len(costs)) / max(1, num_ctas), max(costs, default=0) + TILE_COST)
     ends: dict[int, float] = {}
-    last = 1
-    while last not in ends:
+    for last in sorted({min(1 << i, len(sections)) for i in range(len(sections).bit_length() + 1)} | {1}):
         joined = [tile for some in sections[-last:] for tile in some]
         if ends and CTAS_PER_HEAD * len({head for head, _ in joined}) > num_ctas:
             break
-        parts = [*sections[:-last], joined]
-        order = [blocks for some in parts for blocks in sorted((blocks for _, blocks in some), reverse=True)]
-        ends[last] = ends_at(order, max(1, num_ctas), TILE_COST)
-        if ends[last] > BALANCED * least:
-            last = max(1, min(2 * last, len(sections)))
-    best = min(ends, key=lambda count: (ends[count], count))
-    return best if ends[1] > WORTH_L2 * ends[best] else 1
+        longest_first = (sorted((n for _, n in some), reverse=True) for some in [*sections[:-last], joined])
+        ends[last] = ends_at([n for some in longest_first for n in some], max(1, num_ctas), TILE_COST)
+    fewest = next(last for last, end in ends.items() if end <= BALANCED * min(ends.values()))
+    return fewest if ends[1] > WORTH_L2 * ends[fewest] else 1
 
 
 def _waves(gangs: Iterator[list[Unit]], num_ctas: int) -> Iterator[list[Unit]]:
