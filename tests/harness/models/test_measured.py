@@ -216,7 +216,9 @@ def test_the_verb_reads_two_files_and_exits_by_what_it_finds(
     (found,) = json.loads(file.read_text())["found"]
     assert found["tokens"] == 278
     assert f"{within.stdout.strip()}." in page.read_text()
-    assert len(re.findall("<dt>", page.read_text())) == len(found["suspects"])
+    named = [float(z) for z in re.findall(r"</dt><dd><i [^>]*></i>([^<]*)</dd>", page.read_text())]
+    assert named == [pytest.approx(each["z"], rel=1e-2) for each in found["suspects"]]
+    assert [*map(abs, named)] == sorted(map(abs, named), reverse=True)
     assert {field for field in found if field != "suspects"} < set(Explained.__slots__)
     beyond = called(trainer, wrong, "--tokens", "140")
     assert beyond.exit_code == 1, beyond.output
