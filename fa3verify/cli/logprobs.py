@@ -15,14 +15,12 @@ from fa3verify.cli.exits import EPILOG, Verb
 @click.argument("model", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--text",
-    "texts",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     multiple=True,
     help="A text, or a .npy file of token ids; repeat it.",
 )
 @click.option(
     "--kernel",
-    "kernels",
     multiple=True,
     help="Such as twin.flash3.bf16; eager and sdpa are those of Transformers. Repeat it.",
 )
@@ -39,7 +37,7 @@ from fa3verify.cli.exits import EPILOG, Verb
 )
 @click.option("--tokens", type=click.IntRange(2), default=512, show_default=True, help="Of each text, the first.")
 @click.option("--rotated", is_flag=True, help="Rotate Q and K of e4m3 kernels by a Hadamard matrix first.")
-@click.option("--decode", "decodes", is_flag=True, help="Beside a prefill, call kernels token by token.")
+@click.option("--decode", is_flag=True, help="Beside a prefill, call kernels token by token.")
 @click.option("--page-size", type=click.IntRange(0), default=0, help="With --decode: keys of a page of the cache.")
 @click.option("--by-token", is_flag=True, help="Deviations of rounding by token, from eight noisy runs a format.")
 @click.option(
@@ -50,7 +48,7 @@ from fa3verify.cli.exits import EPILOG, Verb
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with pictures.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the signs of the prediction.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes of several texts; 0 is one per core.")
-def logprobs(model: Path, texts: tuple[Path, ...], kernels: tuple[str, ...], **options: Any) -> None:
+def logprobs(**options: Any) -> None:
     """Run the texts through MODEL, a folder of Transformers, with each kernel as its attention (needs transformers).
 
     Differences of log-probabilities stand beside what rounding is predicted to do, by place, layer and head, and every
@@ -60,6 +58,6 @@ def logprobs(model: Path, texts: tuple[Path, ...], kernels: tuple[str, ...], **o
     """
     from fa3verify.models.command import LogprobsRequest, answer
 
-    told, is_right = answer(LogprobsRequest(model=model, texts=texts, kernels=kernels, **options))
+    told, is_right = answer(LogprobsRequest(**options))
     click.echo(told)
     raise Exit(0 if is_right else 1)

@@ -28,10 +28,6 @@ from fa3verify.kernels.record import Kernel
 from fa3verify.operations import FORWARD
 from fa3verify.tensors.convert import to_numpy, to_torch
 
-_OF_ANY_LENGTHS = (
-    *("nheads", "nheads_kv", "head_dim", "head_dim_v", "dtype"),
-    *("causal", "softmax_scale", "window", "softcap", "sinks"),
-)
 NAME = "fa3verify"  # in Transformers' interface, which looks for a package where a name holds "flash"
 
 
@@ -72,16 +68,17 @@ class Attention(ABC):
         s_aux: torch.Tensor | None = None,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
-        if attention_mask is not None:
-            raise ValueError("the model hands attention a mask: padding, or one that is neither causal nor a window")
-        batch, nheads, seqlen_q, head_dim = query.shape
+        require(
+            attention_mask is None,
+            "the model hands attention a mask: padding, or one that is neither causal nor a window",
+        )
         problem = AttentionProblem(
-            batch,
-            nheads,
-            key.shape[1],
-            seqlen_q,
-            key.shape[2],
-            head_dim,
+            batch=len(query),
+            nheads=query.shape[1],
+            nheads_kv=key.shape[1],
+            seqlen_q=query.shape[2],
+            seqlen_k=key.shape[2],
+            head_dim=query.shape[3],
             head_dim_v=value.shape[-1],
             causal=True,
             softmax_scale=scaling,
@@ -89,9 +86,9 @@ class Attention(ABC):
             softcap=softcap or 0.0,
             sinks=s_aux is not None,
         )
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        asked = LayerCall(int(module.layer_idx), problem, (query, key, value), s_aux)  # type: ignore[arg-type]
         with torch._C.DisableTorchFunction():  # type: ignore[attr-defined] # recorders see a call of attention as one
-            return self.attend(LayerCall(layer, problem, (query, key, value), s_aux)).transpose(1, 2), None
+            return self.attend(asked).transpose(1, 2), None
 
     @abstractmethod
     def attend(self, asked: LayerCall) -> torch.Tensor:
@@ -143,11 +140,6 @@ class ExactAttention(Attention):
         return self.site(layer, first, "out", p @ value, None)
 
 
-def _on_host(asked: LayerCall) -> list[np.ndarray]:
-    """Return q, k and v as float32, (batch, seqlen, heads, head_dim)."""
-    return [to_numpy(x.detach().transpose(1, 2).float()) for x in asked.qkv]
-
-
 class KernelAttention(Attention):
     """A kernel as the attention of some layers, and of others ``kept`` ones; e4m3 operands are scaled by ``scheme``.
 
@@ -175,7 +167,8 @@ class KernelAttention(Attention):
     def attend(self, asked: LayerCall) -> torch.Tensor:
         if asked.layer in self.kept:
             return self.kept[asked.layer].attend(asked)
-        out = self.computed(asked.layer, asked.problem, _on_host(asked), asked.sinks)
+        arrays = [to_numpy(x.detach().transpose(1, 2).float()) for x in asked.qkv]
+        out = self.computed(asked.layer, asked.problem, arrays, asked.sinks)
         return to_torch(out).to(asked.qkv[0]).transpose(1, 2)
 
     def computed(
@@ -208,25 +201,32 @@ class KernelAttention(Attention):
             problem = replace(problem, head_dim=min(known), head_dim_v=min(known))
         if not self.page_size:
             return problem, arrays
-        sizes = {name: getattr(problem, name) for name in _OF_ANY_LENGTHS}
-        lengths = (problem.seqlen_q,) * problem.batch, (problem.seqlen_k,) * problem.batch
-        packed = AttentionProblem.varlen(*lengths, **sizes, cache=Cache(page_size=self.page_size))
+        packed = replace(
+            problem,
+            seqlens_q=(problem.seqlen_q,) * problem.batch,
+            seqlens_k=(problem.seqlen_k,) * problem.batch,
+            cache=Cache(page_size=self.page_size),
+        )
         return packed, [x.reshape(-1, *x.shape[2:]) for x in arrays]
 
 
 class DecodingAttention(KernelAttention):
     """A kernel that is called once for each query, with the keys up to it, as a server decodes."""
 
-    def attend(self, asked: LayerCall) -> torch.Tensor:
-        layer, problem, qkv, sinks = asked
-        queries, keys, values = _on_host(asked)
+    def computed(
+        self,
+        layer: int,
+        problem: AttentionProblem,
+        arrays: Sequence[np.ndarray],
+        sinks: torch.Tensor | None,
+    ) -> np.ndarray:
+        q, k, v = arrays
         outs = []
         for row in range(problem.seqlen_q):
             seen = problem.seqlen_k - problem.seqlen_q + row + 1
             one = replace(problem, seqlen_q=1, seqlen_k=seen)
-            own = queries[:, row : row + 1], keys[:, :seen], values[:, :seen]
-            outs.append(self.computed(layer, one, own, sinks))
-        return to_torch(np.concatenate(outs, axis=1)).to(qkv[0]).transpose(1, 2)
+            outs.append(super().computed(layer, one, (q[:, row : row + 1], k[:, :seen], v[:, :seen]), sinks))
+        return np.concatenate(outs, axis=1)
 
 
 @contextlib.contextmanager

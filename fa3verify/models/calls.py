@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fa3_reference.problem import AttentionProblem
+from fa3_reference.problem import AttentionProblem, Operands
 from fa3verify.checking.call import AttentionCall, on_host
 
 Facts = dict[str, Any]  # arguments by name: of a function, of AttentionCall, or of fa3verify.check
@@ -68,8 +68,8 @@ def read(given: Facts, defaults: Facts, layout: str) -> Facts:
     """
     has_cache = "k_cache" in given
     names = _WHAT | ({"k_cache": "k", "v_cache": "v", "k": "", "v": ""} if has_cache else {"k": "k", "v": "v"})
-    plain = {name: _plain(x) for name, x in given.items() if name not in _HOW and x is not None}
-    said = {name: x for name, x in plain.items() if isinstance(x, torch.Tensor) or x != defaults.get(name)}
+    what = ((name, x) for name, x in given.items() if name not in _HOW and x is not None)
+    said = {name: _plain(x) for name, x in what if isinstance(x, torch.Tensor) or x != defaults.get(name)}
     if unknown := [name for name in said if name not in names]:
         raise ValueError(f"the argument {unknown[0]}")
     facts = {names[name]: x for name, x in said.items()} | {"layout": layout}
@@ -107,30 +107,41 @@ def read_transformers(given: Facts) -> Facts:
     return read(facts, {"dropout": 0.0, "softcap": 0.0}, "bhsd")
 
 
+def facts_of(problem: AttentionProblem, operands: Operands) -> Facts:
+    """Return what a problem and its operands say beside q, k and v, as arguments of :func:`fa3verify.check`."""
+    said = ("causal", "top_left", "window", "softcap", "softmax_scale")
+    facts: Facts = {name: getattr(problem, name) for name in said} | {"layout": "bshd", "sinks": operands.sinks}
+    descales = {name: x for name in _DESCALES if (x := getattr(operands, name)) is not None}
+    return facts | {name: x.by_kv_head(problem.nheads_kv) for name, x in descales.items()}
+
+
 def cut(call: AttentionCall, sequence: int, heads: slice) -> Facts:
     """Return the arguments of :func:`fa3verify.check` for some query heads of one kv head of one sequence, of numpy.
 
     Operands of binary32 get the format of out: so autocast casts them.
     """
     part = call.part(sequence, heads, np.arange(call.lengths_q[sequence]))
-    said = ("causal", "top_left", "window", "softcap", "softmax_scale")
-    facts: Facts = {name: getattr(part.problem, name) for name in said} | {"layout": "bshd", "out": part.out[None]}
+    facts = facts_of(part.problem, part.operands)
     dtype = part.out.dtype if part.problem.dtype == "fp32" else part.operands.q.dtype
     facts |= {name: getattr(part.operands, name).astype(dtype) for name in "qkv"}
-    facts |= {name: x.by_kv_head(1) for name in _DESCALES if (x := getattr(part.operands, name)) is not None}
     if part.problem.term is not None:
         facts[_TERMS.get(part.problem.term.kind, "bias")] = part.operands.term
-    return facts | {"lse": None if part.lse is None else part.lse[None], "sinks": part.operands.sinks}
+    return facts | {"out": part.out[None], "lse": None if part.lse is None else part.lse[None]}
 
 
 def shape_of(call: AttentionCall) -> AttentionProblem:
     """Return the sizes and masks of a whole call."""
-    lengths = {"q": call.lengths_q, "k": call.lengths_k}
     is_ragged = call.q.ndim == 3 or call.cache_seqlens is not None
-    sizes: Facts = {f"seqlen_{name}": max(n) for name, n in lengths.items()}
-    sizes |= {f"seqlens_{name}": n for name, n in lengths.items() if is_ragged}
-    sizes |= {"batch": len(call.lengths_q), "nheads": call.nheads, "nheads_kv": call.nheads_kv}
-    return replace(call.problem(0, 1), **sizes)
+    return replace(
+        call.problem(0, 1),
+        batch=len(call.lengths_q),
+        nheads=call.nheads,
+        nheads_kv=call.nheads_kv,
+        seqlen_q=max(call.lengths_q),
+        seqlen_k=max(call.lengths_k),
+        seqlens_q=call.lengths_q if is_ragged else None,
+        seqlens_k=call.lengths_k if is_ragged else None,
+    )
 
 
 class HeldCall:
@@ -163,12 +174,14 @@ class HeldCall:
         """Copy a kv head of a sequence of a call, and wait for its gradients; ValueError if none come."""
         if out.grad_fn is None:
             raise ValueError("gradients of outputs that have none")
-        self._place = (sequence, head_kv, call.heads_of(head_kv))
-        self._facts = cut(call, sequence, self._place[2])
+        heads = call.heads_of(head_kv)
+        self._facts = cut(call, sequence, heads)
         self.n_bytes = 2 * sum(x.nbytes for x in self._facts.values() if isinstance(x, np.ndarray))
         self._finish = finish
-        self._call = copy.copy(call)  # knows lengths; without the user's tensors, which it would keep in memory
-        vars(self._call).update(dict.fromkeys(("q", "k", "v", "out", "lse")))
+        bare = copy.copy(call)  # knows lengths; without the user's tensors, which it would keep in memory
+        vars(bare).update(dict.fromkeys(("q", "k", "v", "out", "lse")))
+        self._parts = {name: lambda x: bare.queries(x, sequence)[:, heads] for name in ("dout", "dq")}
+        self._parts |= {name: lambda x: bare.keys(x, sequence, head_kv)[:, None] for name in ("dk", "dv")}
         at = out.output_nr
         out.grad_fn.register_prehook(lambda gradients: self._take("dout", gradients[at]))
 
@@ -180,16 +193,10 @@ class HeldCall:
             if torch.is_grad_enabled():
                 self._facts = {}
                 raise ValueError("gradients of which gradients are taken")
-            sequence, head_kv, heads = self._place
             if name == "dout":
                 self._arrived = {}
             x = gradient.detach().transpose(1, 2) if name == "dout" and self._swaps else gradient.detach()
-            own = (
-                self._call.keys(x, sequence, head_kv)[:, None]
-                if name in ("dk", "dv")
-                else self._call.queries(x, sequence)[:, heads]
-            )
-            self._arrived[name] = on_host(own).astype(self._facts["q"].dtype)[None]
+            self._arrived[name] = on_host(self._parts[name](x)).astype(self._facts["q"].dtype)[None]
             if self._arrived.keys() == self.wanted:
                 facts = self._facts
                 self._facts = {}

@@ -5,15 +5,15 @@ Everything but attention is computed once for all tokens in both, so that what d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.compare.proof.plans import Batch, planner
 from fa3verify.known.registry import find
-from fa3verify.models.attention import DecodingAttention, KernelAttention, KernelCall
+from fa3verify.models.attention import DecodingAttention, KernelAttention
 from fa3verify.models.logprobs import Divergence, LanguageModel
 
 
@@ -58,19 +58,8 @@ def planned_difference(name: str, problem: AttentionProblem, tokens: int) -> int
     """
     sizes = {field: getattr(problem, field) for field in ("nheads", "nheads_kv", "head_dim", "causal", "window")}
     plan = planner(name, sizes | ({"cache": problem.cache} if problem.cache else {}), "batch")
-    of_prefill = plan.bits(Batch(((tokens, tokens),)))
-    alone = (plan.bits(Batch(((1, row + 1),)))[0] for row in range(tokens))
-    return next((row + 1 for row, bits in enumerate(alone) if bits != of_prefill[row]), None)
-
-
-def _seen_difference(prefill: Sequence[KernelCall], decoding: Sequence[KernelCall], tokens: int) -> int | None:
-    """Return the keys of the first row that differs in any layer."""
-    firsts = []
-    for layer, call in enumerate(prefill):
-        outs = call.out.reshape(tokens, -1)
-        rows = decoding[layer * tokens : (layer + 1) * tokens]
-        firsts += [row + 1 for row, one in enumerate(rows) if (outs[row] != one.out.reshape(-1)).any()][:1]
-    return min(firsts, default=None)
+    at_once = plan.bits(Batch(((tokens, tokens),)))
+    return next((n for n in range(1, tokens + 1) if plan.bits(Batch(((1, n),)))[0] != at_once[n - 1]), None)
 
 
 def decode(both: LanguageModel, text: torch.Tensor, name: str, *, page_size: int = 0) -> Decoded:
@@ -94,10 +83,12 @@ def decode(both: LanguageModel, text: torch.Tensor, name: str, *, page_size: int
     decoding = DecodingAttention(find(name), page_size=page_size, keeps=True)
     at_once = both.sample(text, prefill)
     one_by_one = both.sample(text, decoding)
+    calls = (np.stack([call.out for call in each.calls]) for each in (prefill, decoding))
+    differs = np.not_equal(*(outs.reshape(both.layers, len(text), -1) for outs in calls)).any((0, 2))
     return Decoded(
         name=name,
         tokens=len(text),
         planned=planned_difference(name, prefill.calls[0].problem, len(text)),
-        seen=_seen_difference(prefill.calls, decoding.calls, len(text)),
+        seen=int(differs.argmax()) + 1 if differs.any() else None,
         apart=Divergence.between(one_by_one, at_once),
     )

@@ -27,7 +27,8 @@ class Sampled(NamedTuple):
     experts: np.ndarray
 
 
-class Divergence(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
     """How far log-probabilities d = a - b lie apart, in nats, and what samplers and trainers make of it.
 
     Parameters
@@ -130,12 +131,14 @@ class KernelLogprobs:
         return math.sqrt(sum(self.variances.values()))
 
     def shares(self, of: str) -> Counter[object]:
-        """Return shares of the predicted variance by "layer", "where" or "head" of a layer; they add up to 1."""
+        """Return shares of the predicted variance by "layer" or "where"; they add up to 1."""
         shares: Counter[object] = Counter()
         for place, variance in self.variances.items():
-            key = (place.layer, place.head) if of == "head" else getattr(place, of)
-            shares[key] += variance / self.predicted**2  # type: ignore[assignment] # a Counter adds any number
+            shares[getattr(place, of)] += variance / self.predicted**2  # type: ignore[assignment] # it adds any number
         return shares
+
+    def _named(self, of: str) -> str:
+        return ", ".join(f"{key} {share:.0%}" for key, share in self.shares(of).most_common(_MOST_PLACES))
 
     def _of_tokens(self) -> str:
         z = [np.abs(d / sigma) for d, sigma in zip(self.differences, self.deviations, strict=True)]
@@ -149,20 +152,19 @@ class KernelLogprobs:
     def __str__(self) -> str:
         judged = f"; {len(self.wrong)} of {self.calls} calls beyond their bound" if self.calls else ""
         ratio = f" ({self.found.rms / self.predicted:.2f} of it)" if self.predicted else ""
-        lines = [
+        lines = (
             f"{self.name}: {self.found.rms:.3g} nats RMS, predicted {self.predicted:.3g}{ratio}{judged}",
             f"    {self.found}",
-        ]
-        for of in ("where", "layer") if self.predicted else ():
-            named = ", ".join(f"{key} {share:.0%}" for key, share in self.shares(of).most_common(_MOST_PLACES))
-            lines.append(f"    predicted by {'place' if of == 'where' else of}: {named}")
-        if self.apart is not None:
-            lines.append(f"    beside the first: {self.apart.rms:.3g} nats RMS" + (self.first and f", {self.first}"))
-        if self.found.rerouted:
-            lines.append("    what other experts do is no rounding, and not in the prediction")
-        if self.deviations:
-            lines.append(f"    {self._of_tokens()}")
-        return "\n".join([*lines, *(f"    wrong: {each}" for each in self.wrong[:_MOST_PLACES])])
+            f"    predicted by place: {self._named('where')}" if self.predicted else "",
+            f"    predicted by layer: {self._named('layer')}" if self.predicted else "",
+            f"    beside the first: {self.apart.rms:.3g} nats RMS{self.first and ', '}{self.first}"
+            if self.apart
+            else "",
+            "    what other experts do is no rounding, and not in the prediction" if self.found.rerouted else "",
+            f"    {self._of_tokens()}" if self.deviations else "",
+            *(f"    wrong: {each}" for each in self.wrong[:_MOST_PLACES]),
+        )
+        return "\n".join(filter(None, lines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from fa3_reference.bounds.model import KernelModel
@@ -27,10 +26,11 @@ from fa3verify.checking.check import check, rows_of, truth_of
 from fa3verify.checking.screen import worst_rows
 from fa3verify.known.registry import find
 from fa3verify.models.attention import Attention, ExactAttention, KernelAttention, KernelCall, attending
-from fa3verify.models.calls import Facts
+from fa3verify.models.calls import facts_of
 from fa3verify.models.divergence import Divergence, KernelLogprobs, LogprobsRun, Sampled, joined
 from fa3verify.models.rounding import (
     TORCH,
+    Looking,
     Rounded,
     SitedAttention,
     Variances,
@@ -63,27 +63,20 @@ class LanguageModel:
     def sample(self, text: torch.Tensor, attention: Attention | str, *, exactly: bool = False) -> Sampled:
         """Return the log-probabilities of a text; ``exactly`` in binary32."""
         model = self.wide if exactly or self.narrow is None else self.narrow
-        with torch.no_grad(), attending(model, attention), _Routers(len(text)) as routers:
+        picked = [torch.empty(len(text), 0, dtype=torch.int64)]  # by routers, which experts for every token
+
+        def look(out: Any, func: Any, *_: Any) -> Any:
+            if func in (torch.topk, torch.Tensor.topk) and out.indices.numel() % len(text) == 0:
+                picked.append(out.indices.reshape(len(text), -1).sort(1).values.cpu())
+            return out
+
+        with torch.no_grad(), attending(model, attention), Looking(look):
             logits = model(text[None], use_cache=False).logits[0]
         # Stretches share an end, and are few rows of float64, for which a core's cache has room.
         starts = range(0, len(text) - 1, _ROWS)
         parts = [logprobs_of(logits[a : a + _ROWS + 1].double(), text[a : a + _ROWS + 1]) for a in starts]
-        found = torch.cat(parts), logits[:-1].argmax(-1), torch.cat(routers.picked, 1)[:-1]
+        found = torch.cat(parts), logits[:-1].argmax(-1), torch.cat(picked, 1)[:-1]
         return Sampled(*(x.numpy(force=True) for x in found))
-
-
-class _Routers(TorchFunctionMode):
-    """Remembers which experts the routers of a model pick for so many tokens, in rising order."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.picked = [torch.empty(tokens, 0, dtype=torch.int64)]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in (torch.topk, torch.Tensor.topk) and out.indices.numel() % len(self.picked[0]) == 0:
-            self.picked.append(out.indices.reshape(len(self.picked[0]), -1).sort(1).values.cpu())
-        return out
 
 
 def judged(call: KernelCall, device: str = "cpu") -> str:
@@ -93,13 +86,8 @@ def judged(call: KernelCall, device: str = "cpu") -> str:
     The farthest are looked for on ``device``. The bound is that of the kernel's own order of operations where that is
     known, else of any. Operands are taken as the kernel has them, so that their rounding is no error of the call.
     """
-    problem = call.problem
-    operands = call.operands
-    facts: Facts = {name: getattr(problem, name) for name in ("causal", "window", "softcap", "softmax_scale")}
-    descales = ((name, getattr(operands, name)) for name in ("q_descale", "k_descale", "v_descale"))
-    facts |= {name: x.by_kv_head(problem.nheads_kv) for name, x in descales if x is not None}
-    facts |= {"sinks": operands.sinks, "layout": "bshd"}
-    made = AttentionCall(**{name: getattr(operands, name) for name in "qkv"}, out=call.out, **facts)
+    facts = facts_of(call.problem, call.operands)
+    made = AttentionCall(**{name: getattr(call.operands, name) for name in "qkv"}, out=call.out, **facts)
     tensors = {name: to_torch(getattr(made, name), device) for name in ("q", "k", "v", "out")}
     found, _ = worst_rows(
         replace(made, **tensors),
@@ -108,9 +96,9 @@ def judged(call: KernelCall, device: str = "cpu") -> str:
         heads=made.nheads,
         pairs=1 << 62,
         scores=_PAIRS if device == "cpu" else _PAIRS_ON_GPU,
-        dtype=torch.float64 if problem.dtype == "fp32" else torch.float32,
+        dtype=torch.float64 if call.problem.dtype == "fp32" else torch.float32,
     )
-    first = range(min(_WORST, problem.seqlen_q))
+    first = range(min(_WORST, call.problem.seqlen_q))
     if not isinstance(call.order, KernelModel):
         checked = check(made.out, made.q, made.k, made.v, rows=sorted({*first, *chain(*found.values())}), **facts)
         return "" if checked else f"layer {call.layer}: error {checked.ratio:.3g} times its bound, at {checked.seen}"
@@ -129,8 +117,7 @@ def first_difference(a: Sequence[KernelCall], b: Sequence[KernelCall]) -> str:
         width = min(one.out.shape[-1], other.out.shape[-1])  # of what is padded the rest is zeros
         differs = (one.out[0, ..., :width].astype(np.float32) != other.out[0, ..., :width].astype(np.float32)).any(-1)
         if differs.any():
-            token = int(differs.any(-1).argmax())
-            head = int(differs[token].argmax())
+            token, head = np.argwhere(differs)[0]
             return f"first in layer {one.layer}, head {head}, token {token}; {differs.mean():.0%} of that layer's rows"
     return ""
 
@@ -157,11 +144,10 @@ def rounded_in(
     """
     schemes = {each.kernel.dtype: each.scheme for each in attentions if isinstance(each, KernelAttention)}
     if schemes:
-        sited = partial(SitedAttention, formats=tuple(schemes), rest=model.rest, scheme=schemes.get("e4m3"))
-        yield Rounded(model.wide, model.rest, recorded(model.narrow, text), sited, tuple(schemes))
-    for name in OF_TRANSFORMERS if model.narrow else ():
-        if name in attentions:
-            yield Rounded(model.wide, model.rest, recorded(model.narrow, text, name), name, [name])
+        sited = partial(SitedAttention, schemes=schemes, rest=model.rest)
+        yield Rounded(model.wide, recorded(model.narrow, text) if model.narrow else (), sited, schemes)
+    for name in (x for x in OF_TRANSFORMERS if model.narrow and x in attentions):
+        yield Rounded(model.wide, recorded(model.narrow, text, name), name, [name])
 
 
 def predict(
@@ -173,15 +159,14 @@ def predict(
 
 
 class RunOfText(NamedTuple):
-    """A text under one kernel, and exactly, in the model of that name: how many calls were judged, those that are
-    wrong, where attention first differs from the first kernel's, predicted variances, and deviations of tokens, if any.
+    """A text under one kernel, and exactly, in the model of that name: what is wrong with each call, if anything, where
+    attention first differs from the first kernel's, predicted variances, and deviations of tokens, if any.
     """
 
     model: str
     exact: Sampled
     sampled: Sampled
-    calls: int
-    wrong: tuple[str, ...]
+    judged: Sequence[str]
     first: str
     variances: Variances
     deviations: Sequence[np.ndarray]
@@ -218,8 +203,7 @@ def run_text(
                 model=model.name,
                 exact=exact,
                 sampled=sampled,
-                calls=len(calls),
-                wrong=tuple(filter(None, (judged(call, str(tokens.device)) for call in calls))),
+                judged=[judged(call, str(tokens.device)) for call in calls],
                 first=first_difference(first, calls) if first and calls else "",
                 variances=variances[format_of(attention)],
                 deviations=sigmas.get(format_of(attention), ()),
@@ -244,9 +228,9 @@ def gathered(kernels: Sequence[str], rest: Dtype, runs: Sequence[Sequence[RunOfT
             KernelLogprobs(
                 name=name,
                 found=Divergence.between(samples[number], exact),
-                variances=variances,
-                calls=sum(own.calls for own in of_texts),
-                wrong=tuple(chain.from_iterable(own.wrong for own in of_texts)),
+                variances=dict(variances),
+                calls=sum(len(own.judged) for own in of_texts),
+                wrong=tuple(filter(None, chain.from_iterable(own.judged for own in of_texts))),
                 first=next(filter(None, (own.first for own in of_texts)), ""),
                 apart=Divergence.between(samples[number], samples[0]) if number else None,
                 differences=tuple(own.sampled.logprobs - own.exact.logprobs for own in of_texts),

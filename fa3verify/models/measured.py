@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from fa3_reference.problem import Dtype
 from fa3_reference.rules import require
-from fa3verify.models.attention import Attention, ExactAttention, attending
+from fa3verify.models.attention import ExactAttention, LayerCall, attending
 from fa3verify.models.logprobs import LanguageModel, attention_of, rounded_in
 from fa3verify.models.mistakes import Layer, Mistake, Mistaken, known, rotary
-from fa3verify.models.rounding import deviations, logprobs_of
+from fa3verify.models.rounding import deviations, differentiable, logprobs_of
 
 EVERY = -1  # instead of a layer
 LEAST_Z = 5.0  # of a mistake that is named
@@ -73,7 +73,8 @@ def read(file: Path, most: int | None = None) -> list[Dump]:
         return [dumped(arrays[f"tokens{end}"], arrays[f"logprobs{end}"], most) for end in ends]
 
 
-class Suspect(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Suspect:
     """A mistake by its words, in a layer (-1: every one), its amount, z, and the RMS that is left without it, in sigma.
 
     The amount is the mistake's own where it has one, else how often it is there; negative is in the first program.
@@ -138,23 +139,29 @@ class Explained:
 
 
 def _products(
-    model: PreTrainedModel, text: torch.Tensor, seeds: torch.Tensor, mistakes: dict[str, Mistake]
+    model: PreTrainedModel,
+    frequencies: torch.Tensor,
+    text: torch.Tensor,
+    seeds: torch.Tensor,
+    mistakes: dict[str, Mistake],
 ) -> dict[Suspicion, torch.Tensor]:
     """Return, to first order, the products of seeds (n, tokens - 1) with what every mistake does in every layer.
 
     The last of the seeds are random signs, of which the mean square takes the place of their products. Beside it is
     what a change of such a size has in its layer, as few signs are noisy. The mistakes are noted by their words.
     """
-    frequencies = rotary(model)
-    attention = Mistaken(frequencies)
-    hook = model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.requires_grad_())
-    with attending(model, attention):
+    calls: list[tuple[LayerCall, torch.Tensor]] = []
+
+    def kept(asked: LayerCall, attend: Callable[[LayerCall], torch.Tensor]) -> torch.Tensor:
+        calls.append((asked, attend(asked)))
+        return calls[-1][1]
+
+    with differentiable(model), attending(model, Mistaken(kept)):
         logprobs = logprobs_of(model(text[None], use_cache=False).logits[0], text)
-    hook.remove()
-    outs = [out for _, out in attention.calls]
+    outs = [out for _, out in calls]
     gradients = [torch.autograd.grad(logprobs, outs, each.to(logprobs), retain_graph=True) for each in seeds]
     found: defaultdict[Suspicion, torch.Tensor] = defaultdict(lambda: torch.zeros(len(seeds) + 1).double())
-    for number, (asked, _) in enumerate(attention.calls):
+    for number, (asked, _) in enumerate(calls):
         gradient = torch.stack([each[number].flatten() for each in gradients])
         layer = Layer.of(asked, frequencies)
         mistakes |= (here := known(layer))
@@ -177,10 +184,6 @@ def _likely(z: Mapping[Suspicion, float]) -> list[Suspicion]:
     return [*dict.fromkeys([*order[:-7:-1], *kinds.values()])]
 
 
-def _logprobs(model: LanguageModel, text: torch.Tensor, attention: Attention) -> torch.Tensor:
-    return torch.as_tensor(model.sample(text, attention, exactly=True).logprobs)
-
-
 def explained(
     model: LanguageModel, texts: Sequence[torch.Tensor], pairs: Sequence[Sequence[torch.Tensor]], seed: int = 0
 ) -> list[Explained]:
@@ -189,12 +192,12 @@ def explained(
     All pairs know the same ones.
     """
     frequencies = rotary(model.wide)
-    exact = [_logprobs(model, text, ExactAttention(torch.float32)) for text in texts]
-    kernel = attention_of(f"twin.{model.rest}")  # any one of the format, of which P and outputs are rounded
+    exact = [model.sample(text, ExactAttention(torch.float32), exactly=True).logprobs for text in texts]
+    kernels = [attention_of(f"twin.{model.rest}")]  # any one of the format, of which P and outputs are rounded
     sigmas = [
         deviations(rounded, text, seed=of)
         for text, of in zip(texts, count(seed))
-        for rounded in rounded_in(model, text, [kernel])
+        for rounded in rounded_in(model, text, kernels)
     ]
     sigma = torch.as_tensor(np.concatenate(sigmas)) * math.sqrt(2)  # of the difference of two programs
     is_dumped = torch.cat([~each.isnan() for each in pairs[0]])
@@ -204,17 +207,21 @@ def explained(
     apart = torch.stack([torch.cat(list(pair)).nan_to_num() for pair in pairs]) * weight  # in sigma
     seeds = torch.cat([apart, signs.to(weight)]) * weight
     mistakes: dict[str, Mistake] = {}
-    found: dict[Suspicion, torch.Tensor] = {}
+    found: Any = Counter()  # of rows by suspicion: it adds tensors as it adds numbers
     for text, own in zip(texts, seeds.split([len(text) - 1 for text in texts], dim=1), strict=True):
-        for key, row in _products(model.wide, text, own, mistakes).items():
-            found[key] = found.get(key, 0) + row
+        found.update(_products(model.wide, frequencies, text, own, mistakes))
 
     @cache
     def template(words: str, layer: int, amount: float) -> torch.Tensor:
         """Return what a mistake does to all log-probabilities, in sigma."""
-        layers = range(model.layers) if layer == EVERY else [layer]
-        wrong = [_logprobs(model, text, Mistaken(frequencies, words, layers, amount)) for text in texts]
-        return (torch.cat(wrong) - torch.cat(exact)) * weight
+
+        def attended(asked: LayerCall, attend: Callable[[LayerCall], torch.Tensor]) -> torch.Tensor:
+            if layer in (EVERY, asked.layer) and words in known(own := Layer.of(asked, frequencies)):
+                return mistakes[words].attend(own, amount)[None].to(asked.qkv[0].dtype)
+            return attend(asked)
+
+        wrong = [model.sample(text, Mistaken(attended), exactly=True).logprobs for text in texts]
+        return torch.as_tensor(np.concatenate(wrong) - np.concatenate(exact)) * weight
 
     def fitted(d: torch.Tensor, words: str, layer: int, amount: float) -> Suspect:
         f = template(words, layer, amount)
@@ -229,7 +236,7 @@ def explained(
         suspects = [fitted(d, *key, mistakes[key[0]].amount) for key in _likely(z)]
         suspects.sort(key=lambda each: -abs(each.z))
         if suspects and "{" in suspects[0].words:  # again with its amount, in which a mistake need not be linear
-            suspects[0] = fitted(d, *suspects[0][:3])
+            suspects[0] = fitted(d, suspects[0].words, suspects[0].layer, suspects[0].amount)
         answers.append(
             Explained(
                 rest=model.rest,

@@ -7,7 +7,7 @@ blocks of keys that a kernel visits from the last to the first, have usual sizes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -242,26 +242,14 @@ def known(x: Layer) -> dict[str, Mistake]:
 
 
 class Mistaken(ExactAttention):
-    """Exact attention in binary32, with a mistake of some amount in layers that can have it; calls of the others are
-    kept with their outputs."""
+    """Exact attention in binary32, of which a function gets every call, and what computes it as it is due."""
 
-    def __init__(
-        self, frequencies: torch.Tensor, words: str = "", layers: Collection[int] = (), amount: float = 0
-    ) -> None:
+    def __init__(self, attended: Callable[[LayerCall, Callable[[LayerCall], torch.Tensor]], torch.Tensor]) -> None:
         super().__init__(torch.float32)
-        self._frequencies = frequencies
-        self._words = words
-        self._layers = layers
-        self._amount = amount
-        self.calls: list[tuple[LayerCall, torch.Tensor]] = []
+        self._attended = attended
 
     def attend(self, asked: LayerCall) -> torch.Tensor:
-        if asked.layer in self._layers:
-            layer = Layer.of(asked, self._frequencies)
-            if mistake := known(layer).get(self._words):
-                return mistake.attend(layer, self._amount)[None].to(asked.qkv[0].dtype)
-        self.calls.append((asked, super().attend(asked)))
-        return self.calls[-1][1]
+        return self._attended(asked, super().attend)
 
 
 def rotary(model: PreTrainedModel) -> torch.Tensor:

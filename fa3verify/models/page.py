@@ -12,6 +12,7 @@ import numpy as np
 
 from fa3verify.models.divergence import LogprobsRun
 from fa3verify.models.logprobs import attention_of, format_of
+from fa3verify.models.measured import Explained
 from fa3verify.report.build import environment, stylesheet
 from fa3verify.report.svg import GRID, MUTED, SERIES, new_figure, render, styled
 
@@ -20,21 +21,20 @@ _STRETCH = 16  # tokens of a text that are drawn as one
 _Z = np.linspace(-6, 6, 49)
 
 
-def page(found: LogprobsRun, mistakes: Mapping[str, float] | None = None, said: str = "") -> str:
+def page(found: LogprobsRun | Explained, model: str = "") -> str:
     """Return the page as HTML that refers to nothing outside itself.
 
     Parameters
     ----------
-    found : LogprobsRun
-        Without kernels where programs ran elsewhere.
-    mistakes : mapping of str to float, optional
-        By how many standard deviations each of some mistakes stands out from rounding: a panel of its own.
-    said : str
-        What the page begins with, instead of what was run.
+    found : LogprobsRun or Explained
+        Kernels, or the difference of programs that ran elsewhere, with a panel of mistakes that may explain it.
+    model : str
+        Where the model is that it was explained with.
     """
-    formats = {kernel.name: format_of(attention_of(kernel.name)) for kernel in found.kernels}
+    kernels = found.kernels if isinstance(found, LogprobsRun) else ()
+    formats = {kernel.name: format_of(attention_of(kernel.name)) for kernel in kernels}
     colours = dict(zip(dict.fromkeys(formats.values()), SERIES, strict=False))
-    lines = [(kernel, {"color": colours[formats[kernel.name]]}) for kernel in found.kernels]
+    lines = [(kernel, {"color": colours[formats[kernel.name]]}) for kernel in kernels]
     known = [(kernel, line) for kernel, line in lines if kernel.predicted > _LEAST]
     first = {formats[kernel.name]: (kernel, line) for kernel, line in known[::-1]}
     depth = range(max((len(kernel.shares("layer")) for kernel, _ in first.values()), default=0))
@@ -86,8 +86,11 @@ def page(found: LogprobsRun, mistakes: Mapping[str, float] | None = None, said: 
             panels=[
                 (title, _drawn(f"p{i}", title, *each)) for i, (title, each) in enumerate(panels.items()) if each[0]
             ],
-            said=said,
-            mistakes=sorted((mistakes or {}).items(), key=lambda each: -abs(each[1])),
+            kernels=kernels,
+            model=model,
+            mistakes=[]
+            if isinstance(found, LogprobsRun)
+            else sorted(((str(each), each.z) for each in found.suspects), key=lambda each: -abs(each[1])),
             least=_LEAST,
             css=stylesheet(),
         )

@@ -147,8 +147,10 @@ class WatchReport:
             return True
         needed_s = self._rate[kind] * work
         allowed_s = self.budget * self.elapsed_s
-        own_s = self.spent_s[kind] + needed_s
-        return own_s <= allowed_s / len(self._rate) and sum(self.spent_s.values()) + needed_s <= allowed_s
+        return (
+            self.spent_s[kind] + needed_s <= allowed_s / len(self._rate)
+            and sum(self.spent_s.values()) + needed_s <= allowed_s
+        )
 
     @contextlib.contextmanager
     def _spending(self, kind: str, work: float = 0) -> Iterator[None]:
@@ -166,17 +168,19 @@ class WatchReport:
         n = Counter(x.kind for x in self.checked)
         word = "FAIL" if not self else "PASS" if self.checked else "SAW NOTHING"
         calls = ", ".join(f"{count:,} of {name}" for name, count in self.calls.items())
-        yield (
-            f"fa3verify watch, rank {self.rank}: {word}, {n['outputs']:,} outputs and {n['gradients']:,} sets of "
-            f"gradients checked in {self.steps:,} steps; calls seen: {calls or 'none'}"
-        )
         first = {x.site.layer: x for x in reversed(self.checked) if not x.found}
-        for layer in list(reversed(first))[:_MOST_FINDINGS]:
-            own = [bool(x.found) for x in self.checked if x.site.layer == layer]
-            yield f"wrong in {own.count(False)} of {len(own)} checks of {layer}, first: {first[layer]}"
+        wrong = {layer: [not x.found for x in self.checked if x.site.layer == layer] for layer in reversed(first)}
         asked = [x for x in self.checked if x.found.verdict == "question"]
-        yield from [f"another contract than FlashAttention-3's {len(asked)} times, first: {x}" for x in asked[:1]]
-        yield from self.not_finite.values()
+        return (
+            f"fa3verify watch, rank {self.rank}: {word}, {n['outputs']:,} outputs and {n['gradients']:,} sets of "
+            f"gradients checked in {self.steps:,} steps; calls seen: {calls or 'none'}",
+            *(
+                f"wrong in {sum(own)} of {len(own)} checks of {layer}, first: {first[layer]}"
+                for layer, own in list(wrong.items())[:_MOST_FINDINGS]
+            ),
+            *(f"another contract than FlashAttention-3's {len(asked)} times, first: {x}" for x in asked[:1]),
+            *self.not_finite.values(),
+        )
 
     def _tables(self) -> Iterable[str]:
         """Write the errors by layer, and by steps."""
@@ -199,16 +203,14 @@ class WatchReport:
         reasons = (f"{n:,} {reason}" for reason, n in sorted((self.reasons + unjudged).items()))
         spent = ", ".join(f"{name} {s:.3g} s" for name, s in self.spent_s.items())
         dumps = ", ".join(path.name for path in self.dumps.values())
-        yield f"not looked at: {'; '.join(reasons) or 'nothing that was drawn'}"
-        yield (
+        return (
+            f"not looked at: {'; '.join(reasons) or 'nothing that was drawn'}",
             f"drawn 1 in {self.one_in:g} by seed {self.seed}; an error in one row of one head, in 1 of {_LAUNCHES} of "
-            f"these calls, would have been found with probability {self.detection():.3g}"
-        )
-        yield (
+            f"these calls, would have been found with probability {self.detection():.3g}",
             f"cost: {sum(self.spent_s.values()) / self.elapsed_s:.2%} of {self.elapsed_s:.1f} s, budget "
-            f"{self.budget:.2%} ({spent}); at most {self.most_held_bytes / 1e6:.1f} MB waited for gradients"
+            f"{self.budget:.2%} ({spent}); at most {self.most_held_bytes / 1e6:.1f} MB waited for gradients",
+            f"in {self.folder}: {len(self.shapes)} shapes of drawn calls; wrong parts of calls: {dumps or 'none'}",
         )
-        yield f"in {self.folder}: {len(self.shapes)} shapes of drawn calls; wrong parts of calls: {dumps or 'none'}"
 
 
 def _largest(parts: Sequence[WatchedPart]) -> str:

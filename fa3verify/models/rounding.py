@@ -12,15 +12,17 @@ import contextlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from fa3_reference.bounds.quantisation import EPS_E4M3
@@ -39,7 +41,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 _P_OFFSET = 256.0  # by which a kernel of e4m3 multiplies P, so that small weights are no subnormals
 
 
-Results = Sequence[tuple[str, bool]]  # of the calls of a model: their names, and whether they were rounded
+Results = Sequence[tuple[str, torch.dtype | None]]  # of a model: the function, and the format of what was rounded
 
 
 class Place(NamedTuple):
@@ -63,13 +65,8 @@ def deviation(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(x == 0, 0, powers * (info.eps / math.sqrt(12)))
 
 
-class Rounding(NamedTuple):
-    """How numbers are rounded: their standard deviations, of the numbers ``x @ turn`` if there is one."""
-
-    deviation: Callable[[torch.Tensor], torch.Tensor]
-    turn: torch.Tensor | None = None
-
-
+# How numbers are rounded: their standard deviations, of the numbers ``x @ turn`` if there is one.
+Rounding = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor | None]
 Roundings = Mapping[str, Rounding]  # by the format of attention; of everything else under ""
 Visit = Callable[[torch.Tensor, Sequence[Place], Roundings], torch.Tensor]  # a place for each slice of dimension 1
 Variances = Counter[Place]
@@ -93,20 +90,19 @@ class _Site(torch.autograd.Function):
 class SitedAttention(ExactAttention):
     """Exact attention in binary32, where ``visit`` stands behind what kernels of some formats round.
 
-    Operands are rounded where the model has them in another format.
+    Operands are rounded where the model has them in another format; those of e4m3 are scaled by its scheme.
     """
 
-    def __init__(self, visit: Visit, formats: Sequence[str], rest: Dtype, scheme: QuantScheme | None) -> None:
+    def __init__(self, visit: Visit, schemes: Mapping[str, QuantScheme | None], rest: Dtype) -> None:
         super().__init__(torch.float32)
         self._visit = visit
-        self._formats = formats
+        self._schemes = schemes
         self._rest = rest
-        self._scheme = scheme
 
     def site(self, layer: int, first: int, name: str, x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         roundings = {
             dtype: self._rounding(dtype, name, x, scale)
-            for dtype in self._formats
+            for dtype in self._schemes
             if name not in "qkv" or dtype == "e4m3" or dtype != self._rest
         }
         places = [Place(layer, f"attention {name}", first + i) for i in range(x.shape[1])]
@@ -118,11 +114,13 @@ class SitedAttention(ExactAttention):
 
     def _rounding(self, dtype: str, name: str, x: torch.Tensor, scale: torch.Tensor | None) -> Rounding:
         if scale is not None:  # P is rounded beside the largest weight of its row, which is 1 and exact
-            return Rounding(partial(_deviation_of_p, scale=scale, dtype=dtype))
+            return partial(_deviation_of_p, scale=scale, dtype=dtype), None
         if dtype != "e4m3" or name == "out":
-            return Rounding(partial(deviation, dtype=TORCH["bf16" if dtype == "e4m3" else dtype]))
-        seed = self._scheme.hadamard_seed if self._scheme and name in "qk" else None
-        return Rounding(lambda x: x.abs() * EPS_E4M3, None if seed is None else _rotation(x, seed))
+            return partial(deviation, dtype=TORCH["bf16" if dtype == "e4m3" else dtype]), None
+        scheme = self._schemes[dtype]
+        seed = scheme.hadamard_seed if scheme and name in "qk" else None
+        turn = None if seed is None else rotate(np.eye(x.shape[-1]), random_signs(x.shape[-1], seed))
+        return lambda x: x.abs() * EPS_E4M3, None if turn is None else torch.as_tensor(turn).to(x)
 
 
 def _deviation_of_p(p: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -130,28 +128,40 @@ def _deviation_of_p(p: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.T
     return torch.where(p < scale, deviation(p * factor, TORCH[dtype]) / factor, 0)
 
 
-def _rotation(x: torch.Tensor, seed: int) -> torch.Tensor:
-    return torch.as_tensor(rotate(np.eye(x.shape[-1]), random_signs(x.shape[-1], seed))).to(x)
-
-
 @contextlib.contextmanager
 def _followed(model: PreTrainedModel) -> Iterator[Callable[[str], Place]]:
     """Yield what returns the place of a call in the module that runs; the first number in its name is the layer."""
     running = [""]
-    hooks = []
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
-        hooks.append(module.register_forward_hook(lambda *_: running.__delitem__(-1), always_call=True))
 
     def place(call: str) -> Place:
         before, layer, behind = re.fullmatch(r"(.*?)(?:\.(\d+)(?:\.|$)(.*))?", running[-1]).groups()  # type: ignore[union-attr]
         return Place(-1 if layer is None else int(layer), f"{(before if layer is None else behind)} {call}".strip())
 
-    try:
+    names = {module: name for name, module in model.named_modules()}
+    with (
+        register_module_forward_pre_hook(lambda module, _: running.append(names.get(module, running[-1]))),
+        register_module_forward_hook(lambda *_: running.__delitem__(-1), always_call=True),
+    ):
         yield place
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+
+def differentiable(model: PreTrainedModel) -> RemovableHandle:
+    """Have gradients begin at a model's embeddings, as long as the context of what is returned."""
+    # A method in place of setattr would be one of the results that are counted.
+    return model.get_input_embeddings().register_forward_hook(lambda _, __, out: setattr(out, "requires_grad", True))
+
+
+class Looking(TorchFunctionMode):
+    """Hands every result of torch's functions, the function and its arguments to another one, whose result counts."""
+
+    def __init__(self, look: Callable[..., Any]) -> None:
+        super().__init__()
+        self._look = look
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
+            return self._look(out, func, args, kwargs or {})
 
 
 def _is_counted(out: object) -> bool:
@@ -168,47 +178,13 @@ def _widened(x: Any) -> Any:
     return torch.float32 if x in _NARROW else x
 
 
-class _Recorder(TorchFunctionMode):
-    """Notes of every result of a model in 16 bits whether it was rounded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.results: list[tuple[str, bool]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if _is_counted(out):
-            is_rounded = False
-            if out.dtype in _NARROW and not _name(func).endswith("_"):  # what works in place has been changed already
-                with torch._C.DisableTorchFunction(), contextlib.suppress(RuntimeError):  # type: ignore[attr-defined]
-                    wide = func(*pytree.tree_map(_widened, args), **pytree.tree_map(_widened, kwargs))
-                    is_rounded = wide.shape == out.shape and not torch.equal(wide.float(), out.float())
-            self.results.append((_name(func), is_rounded))
-        return out
-
-
-class _Ledger(TorchFunctionMode):
-    """Visits every result that was rounded: the same calls in the same order, in binary32."""
-
-    def __init__(self, results: Results, rest: Dtype, place: Callable[[str], Place], visit: Visit) -> None:
-        super().__init__()
-        self._results = iter(results)
-        self._roundings = {"": Rounding(partial(deviation, dtype=TORCH[rest]))}
-        self._place = place
-        self._visit = visit
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not _is_counted(out):
-            return out
-        name, is_rounded = next(self._results, ("nothing", False))
-        if name != _name(func):
-            raise ValueError(f"in 16 bits the model calls {name} where it calls {_name(func)} in binary32")
-        if not is_rounded:
-            return out
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-            return self._visit(out, [self._place(name)], self._roundings)
+def _rounded_to(out: torch.Tensor, func: Any, args: Any, kwargs: Any) -> torch.dtype | None:
+    """Return the format that a result was rounded to; None for one that binary32 returns as well."""
+    if out.dtype in _NARROW and not _name(func).endswith("_"):  # what works in place has been changed already
+        with contextlib.suppress(RuntimeError):
+            wide = func(*pytree.tree_map(_widened, args), **pytree.tree_map(_widened, kwargs))
+            return out.dtype if wide.shape == out.shape and not torch.equal(wide.float(), out.float()) else None
+    return None
 
 
 def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -217,38 +193,48 @@ def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(4)
-def recorded(narrow: PreTrainedModel | None, tokens: torch.Tensor, attention: str = "") -> Results:
+def recorded(narrow: PreTrainedModel, tokens: torch.Tensor, attention: str = "") -> Results:
     """Return the results of a model in 16 bits, with an attention of Transformers that is named or an exact one, and
-    which of them were rounded; nothing without a model."""
-    if narrow is None:
-        return []
-    with torch.no_grad(), attending(narrow, attention or ExactAttention(torch.float32)), _Recorder() as recorder:
+    which of them were rounded."""
+    results: list[tuple[str, torch.dtype | None]] = []
+
+    def look(out: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if _is_counted(out):
+            results.append((_name(func), _rounded_to(out, func, args, kwargs)))
+        return out
+
+    with torch.no_grad(), attending(narrow, attention or ExactAttention(torch.float32)), Looking(look):
         narrow(tokens[None], use_cache=False)
-    return recorder.results
+    return results
 
 
 class Rounded(NamedTuple):
-    """What is rounded in a run: a model in binary32, the format of ``rest``, and in ``results`` those of the same model
-    in it, of :func:`recorded`.
+    """What is rounded in a run: a model in binary32, and the ``results`` of the same model in 16 bits, of
+    :func:`recorded`.
 
     ``attention`` makes the attention that has its numbers visited, of kernels of ``formats``; or it is the name of a
     function of Transformers, which is then the one format.
     """
 
     wide: PreTrainedModel
-    rest: Dtype
     results: Results
     attention: Callable[[Visit], Attention] | str
-    formats: Sequence[str]
+    formats: Collection[str]
 
     def run(self, tokens: torch.Tensor, visit: Visit) -> torch.Tensor:
         """Return the log-probabilities of a run in binary32, in which every number that is rounded is visited."""
-        with contextlib.ExitStack() as stack:
-            attention = self.attention if isinstance(self.attention, str) else self.attention(visit)
-            stack.enter_context(attending(self.wide, attention))
-            if self.results:
-                place = stack.enter_context(_followed(self.wide))
-                stack.enter_context(_Ledger(self.results, self.rest, place, visit))
+        results = iter(self.results)
+
+        def look(out: Any, func: Any, *_: Any) -> Any:
+            if not (self.results and _is_counted(out)):
+                return out
+            name, dtype = next(results, ("nothing", None))
+            if name != _name(func):
+                raise ValueError(f"in 16 bits the model calls {name} where it calls {_name(func)} in binary32")
+            return out if dtype is None else visit(out, [place(name)], {"": (partial(deviation, dtype=dtype), None)})
+
+        attention = self.attention if isinstance(self.attention, str) else self.attention(visit)
+        with attending(self.wide, attention), _followed(self.wide) as place, Looking(look):
             out = self.wide(tokens[None], use_cache=False)
         return logprobs_of(out.logits[0], tokens)
 
@@ -281,18 +267,11 @@ def predicted(rounded: Rounded, tokens: torch.Tensor, *, draws: int = 2, seed: i
 
         return _Site.apply(x, tell) if x.requires_grad else x  # type: ignore[return-value]
 
-    def begin(_module: object, _args: object, out: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunction():  # type: ignore[attr-defined]
-            out.requires_grad_()
-
-    hook = rounded.wide.get_input_embeddings().register_forward_hook(begin)
-    try:
+    with differentiable(rounded.wide):
         for _ in range(draws):
             logprobs = rounded.run(tokens, visit)
             signs = torch.randint(0, 2, logprobs.shape, generator=random) * 2 - 1
             (logprobs * signs.to(logprobs)).sum().backward()
-    finally:
-        hook.remove()
     return {key: found[""] + found[key] for key in rounded.formats}
 
 

@@ -9,6 +9,7 @@ has it, and no gradients; of other call sites it is counted that their calls are
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import sys
@@ -81,30 +82,28 @@ def target_of(module: str, name: str, original: Function) -> Target:
         return Target(f"transformers {name}", original, inspect.signature(_of_transformers), read_transformers, True)
     is_torch = name == SDPA
     signature = inspect.signature(_of_torch if is_torch else original)
-    defaults = {each.name: each.default for each in signature.parameters.values()}
-    reader = partial(read, defaults=defaults, layout="bhsd" if is_torch else "bshd")
+    reader = partial(
+        read,
+        defaults={each.name: each.default for each in signature.parameters.values()},
+        layout="bhsd" if is_torch else "bshd",
+    )
     return Target(name if is_torch else f"{module}.{name}", original, signature, reader)
 
 
-class Replacements:
-    """The functions that are replaced while something watches; ``wrapped`` makes the replacement of a target."""
+class Replacements(contextlib.ExitStack):
+    """The functions that are replaced until it is closed; ``wrapped`` makes the replacement of a target."""
 
     def __init__(self, wrapped: Callable[[Target], Function]) -> None:
+        super().__init__()
         self._wrapped = wrapped
         self._waiting = set(_WATCHED)
-        self._undo: list[Callable[[], object]] = []
 
     def start(self) -> None:
         """Replace what is imported already, and have the rest replaced when it is imported."""
         for module in _WATCHED.keys() & sys.modules.keys():
             self._replace(sys.modules[module])
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
-
-    def stop(self) -> None:
-        """Put everything back."""
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        for undo in self._undo:
-            undo()
+        self.callback(sys.meta_path.remove, self)  # type: ignore[arg-type]
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         """Let others find a module, and replace its functions once it has run; the import system calls this."""
@@ -121,15 +120,15 @@ class Replacements:
         for name in _WATCHED[module.__name__]:
             original: Any = getattr(module, name, None)
             if name == _INTERFACE:
-                self._undo.append(partial(setattr, original, "__getitem__", original.__getitem__))
+                self.callback(setattr, original, "__getitem__", original.__getitem__)
                 original.__getitem__ = self._getter(original.__getitem__)
             elif original is not None and not hasattr(original, "__signature__"):  # one of ours, by another module
                 replacement = self._wrapped(target_of(module.__name__, name, original))
-                self._undo.append(partial(_exchange, replacement, original))
+                self.callback(_exchange, replacement, original)
                 _exchange(original, replacement)
                 if name == SDPA:  # torch.jit.script knows builtin functions by their identity
                     torch.jit._builtins._register_builtin(replacement, f"aten::{SDPA}")  # type: ignore[attr-defined]
-                    self._undo.append(partial(torch.jit._builtins._get_builtin_table().pop, id(replacement)))  # type: ignore[attr-defined]
+                    self.callback(torch.jit._builtins._get_builtin_table().pop, id(replacement))  # type: ignore[attr-defined]
 
     def _getter(self, get: Function) -> Function:
         """Return how Transformers looks functions up that are watched, one for each, so that compiled code stays."""

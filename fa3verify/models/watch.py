@@ -76,8 +76,10 @@ class Watch(WatchReport):
             check(x, x, x, x, layout="bshd")
         parts = (self._wrapped(target_of("", SDPA, lambda: None)), lambda: self._is_drawn("", math.inf))
         self._call_s = sum(timeit.timeit(part, number=1000) for part in parts) / 1000  # of a call that is not drawn
-        self._hook = register_optimizer_step_post_hook(lambda *_: setattr(self, "steps", self.steps + 1))
+        hook = register_optimizer_step_post_hook(lambda *_: setattr(self, "steps", self.steps + 1))
+        self._replacements.callback(hook.remove)
         lookers.append(self._look_compiled)
+        self._replacements.callback(lookers.clear)
         self.calls.clear()
         self._replacements.start()
         self._began_s = timeit.default_timer()
@@ -86,9 +88,7 @@ class Watch(WatchReport):
     def __exit__(self, *_: object) -> None:
         self._ended_s = timeit.default_timer()
         self.spent_s["calls not drawn"] = self._call_s * self.calls.total()
-        self._replacements.stop()
-        self._hook.remove()
-        lookers.clear()
+        self._replacements.close()
         lines = (
             {"schema": "fa3verify.shapes/1", "function": function, "drawn": n, "problem": problem.to_json()}
             for (function, problem), n in self.shapes.most_common()
@@ -204,13 +204,11 @@ class Watch(WatchReport):
             work = (SOME_ROWS * (rows + keys) if is_local else rows * keys) * size
             if len(held.wanted) > 1 and self._affords("gradients", work, 2 * (rows + keys) * size):
                 where = f"sequence {sequence}, kv head {head_kv} and its query heads"
-                finish = functools.partial(judge, "gradients", work, where)
-                held.keep(out, call, sequence, head_kv, finish)
+                held.keep(out, call, sequence, head_kv, functools.partial(judge, "gradients", work, where))
                 self._held.add(held)
                 self.most_held_bytes = max(self.most_held_bytes, sum(x.n_bytes for x in self._held))
             if not self._affords("outputs", keys * size, (keys + call.lengths_q[sequence]) * size):
                 return
-        with self._spending("outputs"):
             worst: Facts = {}
             if can_screen(call):
                 chosen, screened = worst_rows(call, seed=self._random.getrandbits(32), **_SCREEN)
@@ -255,13 +253,14 @@ class Watch(WatchReport):
         """
         with self._spending(kind, work):
             screened = part.pop("screened", 0)
-            found = check(**{"rows": self._rows} | part, seed=self._random.getrandbits(32), accumulator=sums)
-            found = replace(found, screened=screened)
+            found = replace(
+                check(**{"rows": self._rows} | part, seed=self._random.getrandbits(32), accumulator=sums),
+                screened=screened,
+            )
         seen = WatchedPart(site=site, kind=kind, rows_of=rows_of, where=where, found=found)
         self.checked.append(seen)
         if not found and site.layer not in self.dumps and len(self.dumps) < _MOST_DUMPS:
-            name = f"rank{self.rank}-step{site.step}-{site.layer}-{kind}.pt"
-            path = self.folder / name.replace("/", "-")
+            path = self.folder / f"rank{self.rank}-step{site.step}-{site.layer}-{kind}.pt".replace("/", "-")
             self.dumps[site.layer] = path
             write_text(path.with_suffix(".txt"), f"{seen}\n\nCalled from:\n{''.join(reversed(site.stack.format()))}")
             values = {name: to_torch(x) if isinstance(x, np.ndarray) else x for name, x in part.items()}
