@@ -250,8 +250,7 @@ def replay(file: str | Path, kernel: str | None = None, activations: str | Path 
     from fa3verify.campaign import replay_files
     from fa3verify.commands import replay
 
-    own = Path(activations) if activations else None
-    return replay.run(replay_files.read(Path(file)), kernel, own)
+    return replay.run(replay_files.read(Path(file)), kernel, Path(activations) if activations else None)
 
 
 def simulate(

@@ -96,7 +96,10 @@ def _converter(private: bool, whole: bool) -> Converter:
     for kind in (int, str, bool, float):
         converter.register_structure_hook(kind, _scalar)
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
-    converter.register_structure_hook_factory(_is_sequence, lambda kind: _sequence(kind, converter))
+    converter.register_structure_hook_factory(
+        lambda kind: get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is ...),
+        lambda kind: _sequence(kind, converter),
+    )
     converter.register_structure_hook_func(_writes_itself, lambda value, kind: kind.from_json(value))
     converter.register_unstructure_hook_func(_writes_itself, lambda record: record.to_json())
     converter.register_structure_hook_factory(_has_fields, lambda kind: _reader(kind, converter, private, whole))
@@ -156,10 +159,6 @@ def _scalar(value: Any, kind: type) -> Any:
     if isinstance(value, legal) and isinstance(value, bool) == (kind is bool):
         return value
     raise ValueError(f"must be {kind.__name__}, got {value!r}")
-
-
-def _is_sequence(kind: Any) -> bool:
-    return get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is ...)
 
 
 def _sequence(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:

@@ -30,8 +30,7 @@ from fa3verify.files import Json
 from fa3verify.kernels import watch
 from fa3verify.text import of_error, one_line
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-_SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
 ENDING_S = 10.0  # for all processes below a supervisor to end, which takes milliseconds unless one cannot be killed
 
 

@@ -71,14 +71,15 @@ def _first(case: Case) -> tuple[int, int]:
     return seq.seqlen_q, seq.seqlen_k
 
 
-def _count(*steps: tuple[int, str]) -> Callable[[int], str]:
-    """Return a function from a count to its class, which is that of the last step (least count, class) it reaches."""
-    return lambda n: next(name for least, name in reversed(steps) if n >= least)
+def _counted(name: str, field: str, steps: Mapping[int, str]) -> Dimension:
+    """Return the dimension of a count of the problem, whose class is that of the last of the steps that it reaches."""
+    return Dimension(
+        name,
+        tuple(steps.values()),
+        lambda case, config: steps[max(least for least in steps if least <= getattr(case.problem, field))],
+    )
 
 
-_BATCH = _count((1, "1"), (2, "2"), (3, "3 or more"))
-_GROUP = _count((1, "1"), (2, "2 to 4"), (5, "5 or more"))
-_KV_HEADS = _count((1, "1"), (2, "2 or 3"), (4, "4 or more"))
 # The sizes of each class, which its cases take in turn: a kernel may hold heads by the four or eight. A turn that has
 # large groups has few kv heads, so that no case is costly in both.
 SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
@@ -192,7 +193,6 @@ def _of_config(field: str, default: object, words: Mapping[Any, str]) -> Classif
     return lambda case, config: words.get(value := getattr(config, field, default), str(value))
 
 
-_SPLITS = _of_config("num_splits", 1, {1: "one"})
 SCALINGS = {name: "exact" if name == "amax" else name.replace("_", " ") for name in ROUNDINGS}
 _WHOLE = tuple(name for name, sharing in SHARING.items() if not sharing.rows)  # one descale for a whole sequence
 _SCOPES = tuple(name for name in SHARING if name in get_args(Scope))
@@ -214,9 +214,9 @@ SHARED: Mapping[str, tuple[str, ...]] = {
 _SHARED_BY_AXES = {of[0]: name for name, of in SHARED.items() if len(of) == 1}
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension("inputs", INPUT_KINDS, lambda case, config: DISTRIBUTIONS[case.recipe.distribution].kind),
-    Dimension("batch", ("1", "2", "3 or more"), lambda case, config: _BATCH(case.problem.batch)),
-    Dimension("group", ("1", "2 to 4", "5 or more"), lambda case, config: _GROUP(case.problem.group)),
-    Dimension("kv_heads", ("1", "2 or 3", "4 or more"), lambda case, config: _KV_HEADS(case.problem.nheads_kv)),
+    _counted("batch", "batch", {1: "1", 2: "2", 3: "3 or more"}),
+    _counted("group", "group", {1: "1", 2: "2 to 4", 5: "5 or more"}),
+    _counted("kv_heads", "nheads_kv", {1: "1", 2: "2 or 3", 4: "4 or more"}),
     Dimension("head_dim", (), lambda case, config: str(case.problem.head_dim)),
     Dimension(
         "value_dim",
@@ -292,7 +292,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
         "splits",
         ("one", "several"),
-        lambda case, config: "one" if _SPLITS(case, config) == "one" else "several",
+        lambda case, config: "one" if getattr(config, "num_splits", 1) == 1 else "several",
         operation="forward",
     ),
     Dimension("packing", ("off", "on"), _of_config("pack_gqa", False, _ON), operation="forward"),

@@ -129,8 +129,7 @@ def _figure(value: float | None, measure: str = "") -> str:
         return "exact 0"
     if "ratio" in measure and 0.95 <= value < 1.05:
         return "< 1" if 0.9995 <= value < 1 else ratio_text(value)
-    text = f"{value:.2g}"
-    return text.replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def print_run(run: Run, out: Path, *, quiet: bool, began_s: float | None = None) -> None:

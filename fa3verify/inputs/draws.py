@@ -38,10 +38,11 @@ MIN_NORMAL: dict[Dtype, float] = {"fp16": 2.0**-14, "bf16": 2.0**-126, "e4m3": 2
 def _each(draw: Callable[..., np.ndarray]) -> Callable[..., Arrays]:
     """Return a function that draws Q, K and V by one rule; the rule gets "q", "k" or "v"."""
 
-    def all_three(group: HeadGroup, **settings: Value) -> Arrays:
-        return draw(group, "q", **settings), draw(group, "k", **settings), draw(group, "v", **settings)
-
-    return all_three
+    return lambda group, **settings: (
+        draw(group, "q", **settings),
+        draw(group, "k", **settings),
+        draw(group, "v", **settings),
+    )
 
 
 _normals = _each(HeadGroup.normal)

@@ -204,8 +204,7 @@ def _map(cells: np.ndarray) -> tuple[str, ...]:
     steps = [max(1, -(-n // _CELLS)) for n in cells.shape]
     for axis, step in enumerate(steps):
         cells = np.maximum.reduceat(cells, np.arange(0, cells.shape[axis], step), axis=axis)
-    classes = np.searchsorted(LEVELS, cells)
-    return tuple("".join(map(str, row)) for row in classes)
+    return tuple("".join(map(str, row)) for row in np.searchsorted(LEVELS, cells))
 
 
 def _toward(errors: np.ndarray, exact: np.ndarray, values: np.ndarray) -> Toward:

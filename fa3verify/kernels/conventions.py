@@ -62,9 +62,13 @@ _ARGUMENTS = {  # of features that a function has if it has an argument for them
 _ASKS_FOR_LSE = ("return_lse", "return_softmax_lse", "return_attn_probs")
 _SILENT: Json = {"window": (-1, -1), "softcap": 0.0}  # left out where a function has no such argument
 # What a function is given for an argument that it requires, in a call that has nothing of the kind.
-_UNSAID: Json = dict.fromkeys(("causal", "is_causal"), False)
-_UNSAID |= dict.fromkeys(("mask", "attn_mask", "attn_bias", "bias", "alibi_slopes", "sinks"))
-_UNSAID |= _SILENT | {"window_size": (-1, -1)} | dict.fromkeys(("dropout", "dropout_p"), 0.0)
+_UNSAID: Json = {
+    **dict.fromkeys(("causal", "is_causal"), False),
+    **dict.fromkeys(("mask", "attn_mask", "attn_bias", "bias", "alibi_slopes", "sinks")),
+    **dict.fromkeys(("dropout", "dropout_p"), 0.0),
+    **_SILENT,
+    "window_size": (-1, -1),
+}
 _SAID = ("causal", "softmax_scale")  # left out there as well: its declared sizes say that calls have one value
 
 

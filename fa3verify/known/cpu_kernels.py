@@ -88,7 +88,6 @@ def _identity(packages: tuple[str, ...]) -> dict[str, str | None]:
 # is declared. FlexAttention has no backward on a CPU, ONNX Runtime none at all.
 _TORCH = ("torch",)
 _TRANSFORMERS = ("transformers", "torch")
-_ONNX = ("onnx", "onnxruntime")
 _FLEX: FunctionFacts = {"features": ("causal", "gqa", "window", "softcap"), "policy": Policy()}
 _EAGER: FunctionFacts = {"policy": Policy(empty_out="mean", special_values="visible")}
 _ADDED: FunctionFacts = {"policy": Policy(causal="top_left", special_values="visible")}  # to the scores: 0 or -inf
@@ -123,7 +122,7 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
     (
         "onnxruntime",
         "onnxruntime_attention",
-        _ONNX,
+        ("onnx", "onnxruntime"),
         rounded_scores,
         "ONNX Attention-23 by ONNX Runtime",
         _ADDED | {"dtypes": ("fp16",)},

@@ -143,8 +143,7 @@ class Forward(Operation):
         config: Config,
         package: str = TWIN,
     ) -> Result:
-        forward = import_module(f"{package}.forward").forward
-        return Result(*forward(problem, operands, config))
+        return Result(*import_module(f"{package}.forward").forward(problem, operands, config))
 
     def draw(self, problem: AttentionProblem, recipe: Recipe) -> Arrays:
         is_plain = not (problem.further or problem.qv)

@@ -195,8 +195,7 @@ def _special(setup: Setup, trial: Trial) -> Found:
 
 def _rounding(x: np.ndarray, steps: float) -> np.ndarray:
     """Bound the error of conditioning in float64: ``steps`` roundings of a row's 2-norm, in every channel."""
-    norm = np.linalg.norm(x, axis=-1, keepdims=True)
-    return np.broadcast_to(steps * _UNIT * norm, x.shape)
+    return np.broadcast_to(steps * _UNIT * np.linalg.norm(x, axis=-1, keepdims=True), x.shape)
 
 
 def _rotation(setup: Setup, trial: Trial) -> Found:

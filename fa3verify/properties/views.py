@@ -73,8 +73,7 @@ def _longer(x: Any, axis: int, front: int, behind: int, made: Blank) -> Any:
 
 def _offset(x: Any, elements: int, made: Blank) -> Any:
     """Return a contiguous tensor that begins so many elements behind the begin of its memory."""
-    size = math.prod(x.shape)
-    return made((size + elements,))[elements:].reshape(x.shape)
+    return made((math.prod(x.shape) + elements,))[elements:].reshape(x.shape)
 
 
 VIEWS: Mapping[str, View] = {
@@ -105,7 +104,6 @@ WIDE = "64-bit integers"
 EXPANDED = "expanded"
 POOLS = {"parts of one pool": 0, "parts of each page": 1, "side by side in each head": -1}  # the axis of the parts
 PROJECTION = "parts of one projection"
-_TOGETHER = (("q", "k", "v"), ("k", "v"), ("k_cache", "v_cache"))
 FAR = {f"{axis} beyond 2^{bits} elements": (i, 2**bits) for bits in (31, 16, 32, 15) for i, axis in enumerate(_AXES)}
 SLOW = frozenset(name for name, (_, n) in FAR.items() if n in (2**32, 2**15))  # asked where there is time
 
@@ -147,7 +145,10 @@ def joined(arguments: Json, name: str) -> Json:
         ranges = (slice(end - x.shape[axis], end) for end, x in zip(ends, given.values(), strict=True))
         parts = [whole[(slice(None),) * axis + (part,)] for part in ranges]
     else:
-        groups = ({each: arguments[each] for each in group if each in arguments} for group in _TOGETHER)
+        groups = (
+            {each: arguments[each] for each in group if each in arguments}
+            for group in (("q", "k", "v"), ("k", "v"), ("k_cache", "v_cache"))
+        )
         given = next((of for of in groups if len(of) > 1 and len({x.shape for x in of.values()}) == 1), {})
         if not given:
             return {}

@@ -30,8 +30,6 @@ from fa3verify.judging.metrics import all_measures
 SCHEMA = "fa3verify.run/2"
 CIRCUMSTANCES = ("command", "started", "wall_s", "cpu_s", "provenance")  # keys of a summary: when, where and how
 ENGINE = "h5netcdf"
-_LAW_TEXTS = ("kernel", "law", "statement", "kind", "status", "message", "replay")
-_GATE_TEXTS = ("layer", "rule", "kernel", "family", "status")
 _GATE_NUMBERS = {
     "observed": "what the run gave",
     "limit": "what the policy allows",
@@ -48,9 +46,12 @@ def to_tree(found: Run) -> xr.DataTree:
         "/": xr.Dataset(attrs=_root_attributes(found, body)),
         "/cases": _cases(found),
         "/laws": _table(
-            "law_run", laws, _LAW_TEXTS, {"examples": "examples tried", "outputs": "output values checked"}
+            "law_run",
+            laws,
+            ("kernel", "law", "statement", "kind", "status", "message", "replay"),
+            {"examples": "examples tried", "outputs": "output values checked"},
         ),
-        "/gate": _table("rule_run", body["gate"], _GATE_TEXTS, _GATE_NUMBERS),
+        "/gate": _table("rule_run", body["gate"], ("layer", "rule", "kernel", "family", "status"), _GATE_NUMBERS),
         "/provenance": xr.Dataset(attrs={key: _text(item) for key, item in body["provenance"].items()}),
     }
     tree = xr.DataTree.from_dict(groups)

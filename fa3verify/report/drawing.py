@@ -27,8 +27,7 @@ _HIGHEST = 1e3
 
 def labelled(count: int) -> list[int]:
     """Return the numbers of the bins that have a label, at most five of ``count``."""
-    step = max(1, -(-count // 5))
-    return list(range(0, count, step))
+    return list(range(0, count, max(1, -(-count // 5))))
 
 
 def y(value: float) -> float:

@@ -378,5 +378,4 @@ def _unpadded(
     starts_q, starts_k = (torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (keeps_q, keeps_k))
     lengths = int(starts_q.diff().max()), int(starts_k.diff().max())
     rows: Any = flash_attn_varlen_func(q[keeps_q], k[keeps_k], v[keeps_k], starts_q, starts_k, *lengths, **options)
-    out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-    return out.masked_scatter(keeps_q[..., None, None], rows)
+    return q.new_zeros((*q.shape[:-1], v.shape[-1])).masked_scatter(keeps_q[..., None, None], rows)

@@ -121,8 +121,7 @@ def _looks(guide: Guide) -> np.ndarray:
     weights = np.exp2(guide.scores - guide.top[:, None])
     many = np.searchsorted([1.5, 4, 16], weights.sum(1) ** 2 / (weights**2).sum(1))
     gap = np.searchsorted([1, 20, 100], guide.top - np.median(guide.scores, axis=1))
-    large = np.searchsorted([2, 16, 256], np.abs(guide.top))
-    return many + 4 * gap + 16 * large
+    return many + 4 * gap + 16 * np.searchsorted([2, 16, 256], np.abs(guide.top))
 
 
 def _varied(heights: np.ndarray, looks: np.ndarray, count: int) -> np.ndarray:

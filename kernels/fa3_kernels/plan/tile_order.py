@@ -70,15 +70,13 @@ def shape_of(problem: AttentionProblem, *, pack_gqa: bool = False, num_splits: i
     """Return what the schedule needs of a problem; a limit that hides no key becomes -1."""
     left, right = problem.window
     right = 0 if problem.causal else right
-    hides_early = right == 0
     seqlens_q = problem.seqlens_q or (problem.seqlen_q,) * problem.batch
     seqlens_k = problem.seqlens_k or (problem.seqlen_k,) * problem.batch
+    sees_early = right != 0 and max(seqlens_q) > 1 and (problem.is_varlen or problem.seqlen_q > problem.seqlen_k)
     left = -1 if left >= max(seqlens_k) - 1 else left
     right = -1 if right >= max(seqlens_q) - 1 else right
     chunk = min(problem.attention_chunk, max(seqlens_k))
-    # A chunk of all keys hides them from rows in front of the first one, unless another limit does.
-    starts_early = max(seqlens_q) > 1 and (problem.is_varlen or problem.seqlen_q > problem.seqlen_k)
-    if chunk == max(seqlens_k) and (hides_early or not starts_early):
+    if chunk == max(seqlens_k) and not sees_early:  # else it hides all keys from rows in front of the first one
         chunk = 0
     if chunk:
         left, right = (UNLIMITED if limit < 0 else limit for limit in (left, right))

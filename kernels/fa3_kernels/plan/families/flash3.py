@@ -148,8 +148,6 @@ SIZES: Sizes = {
 _SHORT = Shipped(64, 64, pingpong=False, pv_from_registers=False)
 # Q and K of 64 channels, with a V of 512 channels that are the rest of K (qv).
 ABSORBED = Size(_SHORT, _SHORT, rows=(64,))
-_WIDE_V = Shipped(128, 96)  # 16 bits, head_dim 64 with a larger head_dim_v
-_NARROW_V = Shipped(128, 128, pingpong=False)  # 16 bits, head_dim 192 with head_dim_v of at most 128
 _DEW_SIZES = tuple((False, d) for d in (64, 128, 192, 256))
 # Registers of the producer and of a consumer, per thread, by (e4m3, consumer warpgroups). The producer of e4m3 kernels
 # is a whole warpgroup, as it transposes V.
@@ -164,9 +162,9 @@ def _tile(problem: AttentionProblem, size: Size) -> Shipped:
     """Return the tile that a problem is launched with, by head_dim, mask and the size of V."""
     is_causal, is_local = flash3_mask(problem)
     if problem.head_dim <= 64 < problem.head_dim_v:
-        return _WIDE_V
+        return Shipped(128, 96)
     if problem.dtype != "e4m3" and 128 < problem.head_dim <= 192 and problem.head_dim_v <= 128 and not is_local:
-        return _NARROW_V
+        return Shipped(128, 128, pingpong=False)
     has_own_causal = size in (SIZES[False, 64], SIZES[False, 128])
     return size.other if is_local or (is_causal and has_own_causal) else size.shipped
 

@@ -15,7 +15,6 @@ OURS = "gluon"
 _WIDE = Shipped(192, 128)
 _SQUARE = Shipped(128, 128)
 _NARROW = Shipped(128, 64)
-_NARROW_FREE = Shipped(128, 64, pingpong=False)
 _ALWAYS = (True, True)
 _INTEGERS = (_ALWAYS, _ALWAYS)
 SIZES: Sizes = {
@@ -23,7 +22,9 @@ SIZES: Sizes = {
     (False, 96): Size(_SQUARE, _SQUARE, holds_queries=True, early_exponentials=0.38),
     (False, 128): Size(_SQUARE, _SQUARE, early_exponentials=0.38),
     (False, 192): Size(_NARROW, _SQUARE, query_slots=1, holds_queries=True, early_exponentials=0.38),
-    (False, 256): Size(_NARROW_FREE, _NARROW, query_slots=1, integer_max=_INTEGERS, early_exponentials=0.38),
+    (False, 256): Size(
+        Shipped(128, 64, pingpong=False), _NARROW, query_slots=1, integer_max=_INTEGERS, early_exponentials=0.38
+    ),
     (True, 64): Size(_WIDE, _SQUARE, chained_queries=(True, False), integer_max=((False, True), (True, False))),
     (True, 96): Size(_SQUARE, _SQUARE, rows=(128,), integer_max=_INTEGERS, early_exponentials=0.24),
     (True, 128): Size(
