@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fa3_reference.problem import Dtype
 from fa3_reference.quantize import QuantScheme
 from fa3_reference.rules import require
-from fa3verify.campaign.pool import TaskError, default_workers, processes
+from fa3verify.campaign.pool import default_workers, processes
 from fa3verify.files import json_text, write_text
 from fa3verify.models.attention import KernelAttention
 from fa3verify.models.decoding import decode
@@ -71,7 +72,7 @@ class LogprobsRequest:
 
 
 _WITHOUT_EFFECT = {  # by what is asked for: options that it has no use for
-    "--measured": {"--text", "--kernel", "--decode", "--budget", "--gate"},
+    "--measured": {"--text", "--kernel", "--decode", "--budget", "--gate", "--rotated", "--page-size", "--by-token"},
     "--decode": {"--budget", "--gate", "--rotated", "--by-token", "--html"},
     "--budget": {"--gate", "--page-size", "--by-token", "--html"},
     "--kernel alone": {"--page-size"},
@@ -99,21 +100,28 @@ def answer(asked: LogprobsRequest) -> tuple[str, bool]:
         write_text(asked.json, json_text({"schema": "fa3verify.logprobs/1", "found": figures}))
     if asked.html:
         write_text(asked.html, page(found[0], str(asked.model)))
-    gated = found[0].kernels if asked.gate else ()
-    beyond = [f"beyond the gate of {asked.gate:g} nats: {x.name}" for x in gated if x.found.rms > asked.gate]
+    beyond = [
+        f"beyond the gate of {asked.gate:g} nats: {kernel.name}"
+        for kernel in (found[0].kernels if asked.gate else ())
+        if kernel.found.rms > asked.gate
+    ]
     return "\n".join([*map(str, found), *beyond]), all(found) and not beyond
 
 
 def _found(asked: LogprobsRequest) -> Iterable[Any]:
-    """Yield what is found, of --decode one of each kernel and text."""
+    """Return what is found, of --decode one of each kernel and text."""
     rest: Dtype = asked.rest or ("bf16" if asked.measured else "fp32")
     if asked.measured:
+        require(rest != "fp32", "--measured is of programs in 16 bits: --rest must be bf16 or fp16, got fp32")
         return [explain(loaded(asked.model, rest), *(read(x, asked.tokens) for x in asked.measured), seed=asked.seed)]
     texts = tokens_of(asked.model, asked.text, asked.tokens)
     scheme = QuantScheme("head", hadamard_seed=0) if asked.rotated else None
     if asked.decode:
-        model = loaded(asked.model, rest)
-        return (decode(model, text, name, page_size=asked.page_size) for name in asked.kernel for text in texts)
+        return (
+            decode(loaded(asked.model, rest), text, name, page_size=asked.page_size)
+            for name in asked.kernel
+            for text in texts
+        )
     if asked.budget is None:
         return [gathered(asked.kernel, rest, _runs(asked, rest, texts, scheme))]
     pair = [each for name in asked.kernel if isinstance(each := attention_of(name, scheme), KernelAttention)]
@@ -130,8 +138,12 @@ def loaded(folder: Path, rest: Dtype = "fp32") -> LanguageModel:
     return LanguageModel(AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True), rest)
 
 
-def _run(folder: Path, rest: Dtype, *text: Any, **how: Any) -> list[RunOfText]:
-    return run_text(loaded(folder, rest), *text, **how)
+def _run(folder: Path, rest: Dtype, *text: Any, **how: Any) -> list[RunOfText] | ValueError:
+    """Return a ValueError instead of raising it, as a pool adds its type and place to the message."""
+    try:
+        return run_text(loaded(folder, rest), *text, **how)
+    except ValueError as error:
+        return error
 
 
 def _runs(
@@ -139,7 +151,7 @@ def _runs(
 ) -> list[list[RunOfText]]:
     """Run every text under every kernel, in a process a core where there are several texts.
 
-    ValueError for what a model or kernel refuses; TaskError for a process that is lost.
+    ValueError for what a model or kernel refuses; the pool's TaskError for a process that is lost.
     """
     run = partial(
         _run,
@@ -152,10 +164,10 @@ def _runs(
     )
     given = [text.numpy() for text in texts], range(asked.seed, asked.seed + len(texts))
     workers = min(asked.workers or default_workers(), len(texts))
-    if workers == 1:
-        return [*map(run, *given)]
-    try:
-        with processes(workers) as pool:
-            return [*pool.map(run, *given)]
-    except TaskError as error:
-        raise ValueError(str(error)) if error.raised == "ValueError" else error from error
+    runs = []
+    with processes(workers) if workers > 1 else contextlib.nullcontext() as pool:
+        for each in (pool.map if pool else map)(run, *given):
+            if isinstance(each, ValueError):
+                raise each
+            runs.append(each)
+    return runs

@@ -254,8 +254,10 @@ def test_processes_find_what_one_process_finds(tmp_path: Any, llama: Any) -> Non
         assert found
         assert due
         assert [float(x) for x in found.groups()] == pytest.approx([float(x) for x in due.groups()], rel=0.02)
-    refused = told("twin.backward.bf16", 2)
-    assert (refused.exit_code, "computes backward, not attention" in refused.output) == (2, True), refused.output
+    for workers in (1, 2):
+        refused = told("twin.backward.bf16", workers)
+        assert refused.exit_code == 2, refused.output
+        assert refused.stderr.endswith("fa3verify: twin.backward.bf16 computes backward, not attention\n")
 
 
 def test_the_page_shows_what_was_found_and_refers_to_nothing_outside(llama: Any) -> None:
@@ -306,8 +308,18 @@ def test_the_verb_reads_a_folder_and_exits_by_what_it_finds(tmp_path: Any, llama
     assert called("--kernel", "twin.bf16", "--decode").exit_code == 0
     alone = called("--kernel", "twin.bf16", "--budget", "0.1")
     assert (alone.exit_code, "a budget is for two kernels" in alone.output) == (2, True)
-    for options in (("--decode", "--gate", "1"), ("--budget", "1", "--gate", "1"), ("--page-size", "16")):
-        assert called("--kernel", "twin.bf16", *options).exit_code == 2
+    for mode, *options in (
+        ("--decode", "--gate", "1"),
+        ("--decode", "--rotated"),
+        ("--decode", "--budget", "1"),
+        ("--budget 1", "--gate", "1"),
+        ("--budget 1", "--page-size", "16"),
+        ("--kernel alone", "--page-size", "16"),
+    ):
+        asked = [] if mode == "--kernel alone" else mode.split()
+        refused = called("--kernel", "twin.bf16", *asked, *options)
+        said = f"{options[0]}: no effect with {mode.removesuffix(' 1')}\n"
+        assert (refused.exit_code, said in refused.stderr) == (2, True), refused.output
     file = tmp_path / "found.json"
     html = tmp_path / "found.html"
     assert called("--kernel", "twin.bf16", "--json", str(file), "--html", str(html)).exit_code == 0

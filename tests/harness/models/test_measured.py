@@ -222,8 +222,14 @@ def test_the_verb_reads_two_files_and_exits_by_what_it_finds(
     assert {field for field in found if field != "suspects"} < set(Explained.__slots__)
     beyond = called(trainer, wrong, "--tokens", "140")
     assert beyond.exit_code == 1, beyond.output
-    assert called(trainer, engine, "--kernel", "eager").exit_code == 2
-    assert called(trainer, engine, "--rest", "fp32").exit_code == 2
+    idle = (("--kernel", "eager"), ("--gate", "1"), ("--rotated",), ("--by-token",), ("--page-size", "16"))
+    for options in idle:
+        refused = called(trainer, engine, *options)
+        assert (refused.exit_code, refused.stdout) == (2, ""), options
+        assert refused.stderr == f"fa3verify: {options[0]}: no effect with --measured\n"
+    refused = called(trainer, engine, "--rest", "fp32")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "--measured is of programs in 16 bits: --rest must be bf16 or fp16, got fp32" in refused.stderr
     np.savez(tmp_path / "empty.npz", logprobs=np.zeros(3))
     assert "needs tokens, and logprobs of each" in called(trainer, str(tmp_path / "empty.npz")).output
     alone = CliRunner().invoke(main, ["logprobs", str(tmp_path / "model")])
