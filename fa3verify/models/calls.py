@@ -180,8 +180,9 @@ class HeldCall:
         self._finish = finish
         bare = copy.copy(call)  # knows lengths; without the user's tensors, which it would keep in memory
         vars(bare).update(dict.fromkeys(("q", "k", "v", "out", "lse")))
-        self._parts = {name: lambda x: bare.queries(x, sequence)[:, heads] for name in ("dout", "dq")}
-        self._parts |= {name: lambda x: bare.keys(x, sequence, head_kv)[:, None] for name in ("dk", "dv")}
+        self._part = lambda name, x: (
+            bare.keys(x, sequence, head_kv)[:, None] if name in ("dk", "dv") else bare.queries(x, sequence)[:, heads]
+        )
         at = out.output_nr
         out.grad_fn.register_prehook(lambda gradients: self._take("dout", gradients[at]))
 
@@ -196,7 +197,7 @@ class HeldCall:
             if name == "dout":
                 self._arrived = {}
             x = gradient.detach().transpose(1, 2) if name == "dout" and self._swaps else gradient.detach()
-            self._arrived[name] = on_host(self._parts[name](x)).astype(self._facts["q"].dtype)[None]
+            self._arrived[name] = on_host(self._part(name, x)).astype(self._facts["q"].dtype)[None]
             if self._arrived.keys() == self.wanted:
                 facts = self._facts
                 self._facts = {}

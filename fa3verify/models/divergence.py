@@ -191,8 +191,12 @@ class LogprobsRun:
 
     def __str__(self) -> str:
         tokens = f"{self.kernels[0].found.tokens:,} tokens of {'a text' if self.texts == 1 else f'{self.texts} texts'}"
-        title = f"{self.model}, {tokens}, the rest in {self.rest}; beside binary32 with exact attention"
-        return "\n".join([title, *map(str, self.kernels)])
+        return "\n".join(
+            [
+                f"{self.model}, {tokens}, the rest in {self.rest}; beside binary32 with exact attention",
+                *map(str, self.kernels),
+            ]
+        )
 
 
 def joined(samples: Sequence[Sampled]) -> Sampled:

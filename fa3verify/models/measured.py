@@ -194,12 +194,13 @@ def explained(
     frequencies = rotary(model.wide)
     exact = [model.sample(text, ExactAttention(torch.float32), exactly=True).logprobs for text in texts]
     kernels = [attention_of(f"twin.{model.rest}")]  # any one of the format, of which P and outputs are rounded
-    sigmas = [
-        deviations(rounded, text, seed=of)
-        for text, of in zip(texts, count(seed))
-        for rounded in rounded_in(model, text, kernels)
-    ]
-    sigma = torch.as_tensor(np.concatenate(sigmas)) * math.sqrt(2)  # of the difference of two programs
+    sigma = math.sqrt(2) * torch.cat(  # of the difference of two programs
+        [
+            torch.as_tensor(deviations(rounded, text, seed=of))
+            for text, of in zip(texts, count(seed))
+            for rounded in rounded_in(model, text, kernels)
+        ]
+    )
     is_dumped = torch.cat([~each.isnan() for each in pairs[0]])
     size = int(is_dumped.sum())
     weight = torch.where(is_dumped, 1 / sigma, 0)
