@@ -13,7 +13,8 @@ from fa3_reports import stamps
 from fa3_reports.audit.evidence import changed_since
 from fa3_reports.audit.probes import instrumented
 from fa3_reports.cli.timeline import timeline
-from fa3_simulator.timeline import COLOURS, Bar
+from fa3_simulator.timeline import Bar
+from fa3verify.report.schedules import COLOURS
 
 FACTS = {
     "kernel": "gluon",
