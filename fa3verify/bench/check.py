@@ -135,9 +135,19 @@ def wrong_bits(problem: AttentionProblem, given: Given, config: Config, output: 
 def edges(problem: AttentionProblem, given: Given, output: LaunchOutput) -> list[Sample]:
     """Return the first and the last rows of the last sequence and head, in which a wrong mask shows."""
     last = asked(problem)[-1]
-    count = min(EDGE_ROWS, last.seqlen_q)
-    rows = (slice(start, start + count) for start in sorted({0, last.seqlen_q - count}))
-    return [sample(problem, given, output, each, last.index, problem.nheads_kv - 1) for each in rows]
+    end = max(0, last.seqlen_q - EDGE_ROWS)
+    first = 0 if problem.causal or not problem.attention_chunk else end  # alone the first rows would be in other chunks
+    return [
+        sample(
+            problem,
+            given,
+            output,
+            slice(start, start + min(EDGE_ROWS, last.seqlen_q)),
+            last.index,
+            problem.nheads_kv - 1,
+        )
+        for start in sorted({first, end})
+    ]
 
 
 def ratio_max(part: Sample, model: KernelModel, scale: float) -> float:
