@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fa3_kernels.plan.choose import H200_SMS
 from fa3_kernels.plan.plan import plan_of
 from fa3_kernels.plan.request import Choices, request_for
 from fa3_reports.bench import results
@@ -35,7 +36,6 @@ COUNTS = {"forward": 40, "decode": 24, "backward": 16}
 TOKENS = 16384  # at most, of a forward and of a backward
 FORWARDS = ("bf16", "e4m3", "fp16", "e4m3")  # in turn
 CHUNKED = 4  # of every five
-SMS = 132
 # Families of whose kernels the simulator knows the schedule, by the names that bench has for them.
 FAMILIES = {"flash3": "flash3", "flash3.dew": "flash3"}
 TURNS = "gluon.deterministic"
@@ -124,7 +124,7 @@ def launched(cell: Cell) -> Iterator[Launched]:
             yield Launched(cell, "flash3.dew", backward_choice.schedule_for(problem, "flash3"))
         return
     parts = 0 if cell.line else 1
-    yield Launched(cell, "gluon", plan_of(request_for(problem, Choices(num_splits=parts)), SMS).config)
+    yield Launched(cell, "gluon", plan_of(request_for(problem, Choices(num_splits=parts)), H200_SMS).config)
     if not cell.line:
         for kernel, family in FAMILIES.items():
             with suppress(ValueError):
@@ -137,15 +137,23 @@ def cells() -> list[Cell]:
     return [*select("drawn", every), *select("backward_drawn", every)]
 
 
-def errors(*paths: Path) -> dict[str, list[tuple[float, str]]]:
-    """Return simulated over measured cycles, less 1, of every class, each with its cell, from records of bench."""
+def compared(*paths: Path) -> Iterator[tuple[Launched, float, float]]:
+    """Yield the launches that records of bench have cycles of, with simulated and measured cycles at the row's clock;
+    those that hand out their tiles otherwise since are left out.
+    """
     known = {key: record for path in paths for key, record in results.read(path).cells.items()}
-    found: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for cell in cells():
         for each in launched(cell):
             row = known[cell.key].of(each.kernel) if cell.key in known else None
             if row and row.status == results.MEASURED and row.burst_cycles > 0 and not each.has_moved:
-                found[each.kind].append((each.cycles(row.burst_sm_mhz) / row.burst_cycles - 1, cell.key))
+                yield each, each.cycles(row.burst_sm_mhz), row.burst_cycles
+
+
+def errors(*paths: Path) -> dict[str, list[tuple[float, str]]]:
+    """Return simulated over measured cycles, less 1, of every class, each with its cell."""
+    found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for each, simulated, measured in compared(*paths):
+        found[each.kind].append((simulated / measured - 1, each.cell.key))
     return found
 
 

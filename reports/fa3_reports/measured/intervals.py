@@ -21,7 +21,6 @@ import numpy as np
 from fa3_kernels.plan.choose import config_of
 from fa3_kernels.plan.config import default_config
 from fa3_reference.problem import AttentionProblem
-from fa3_reports.bench import results
 from fa3_reports.bench_rows import read_rows
 from fa3_reports.measured import described_cells, drawn_cells, served_cells
 from fa3_reports.measured.timings import read
@@ -168,17 +167,11 @@ def judged() -> Iterator[Ratio]:
 
     Those over pages that the cost of a page was fitted to are left out.
     """
-    drawn = (results.read(H200 / "speed" / name / "bench.jsonl") for name in ("drawn", "backward_drawn"))
-    timed = {key: record for each in drawn for key, record in each.cells.items()}
-    for cell in drawn_cells.cells():
-        for each in drawn_cells.launched(cell):
-            row = timed[cell.key].of(each.kernel) if cell.key in timed else None
-            if cell.line or row is None or row.status != results.MEASURED or each.has_moved:
-                continue
-            if each.kernel != drawn_cells.TURNS:
-                simulated = each.cycles(row.burst_sm_mhz)
-                groups = groups_of(cell.problem, each.config, simulated)
-                yield Ratio(cell.grid, groups, simulated / row.burst_cycles)
+    drawn = (H200 / "speed" / name / "bench.jsonl" for name in ("drawn", "backward_drawn"))
+    for each, simulated, measured in drawn_cells.compared(*drawn):
+        if not each.cell.line and each.kernel != drawn_cells.TURNS:
+            groups = groups_of(each.cell.problem, each.config, simulated)
+            yield Ratio(each.cell.grid, groups, simulated / measured)
     for cell in served_cells.cells():
         if cell.campaign == "unlisted" and not (cell.num_splits == 1 and cell.problem.seqlen_k in FITTED):
             yield Ratio("unlisted", _groups(cell), 1 + cell.error)
