@@ -6,9 +6,9 @@ implementation, which goes to :mod:`fa3_kernels.gluon.launch` and refuses tensor
 ``custom_op`` would add two Python layers to every call. ``inference`` is the forward without a gradient, for compiled
 code that wants none.
 
-Code that is not traced gets its gradients by the autograd function :class:`Attention` instead, because torch takes
-several times as long to call an operator with a gradient (78 against 21 us of host time for a forward, with nothing
-started). Operators and autograd function share :func:`_keep` and :func:`_differentiate`.
+Code that is not traced calls the autograd function :class:`Attention` without the operator, which costs a few
+microseconds more. The operator's own gradient is that function too; graphs that are traced through it hold
+``inference`` and ``backward``, which take no further Python layer when they are run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from fa3_kernels.gluon.arguments import NO_DESCALES, Descales, Packed, check_starts, check_tensor
 from fa3_kernels.gluon.launch import empty_outputs, forward, operand
-from fa3_kernels.gluon.launch_backward import backward, check_differentiable, check_of_forward
+from fa3_kernels.gluon.launch_backward import backward, check_of_forward
 from fa3_kernels.plan.request import Choices, Semantics, request_of
 
 _OPTIONS = (
@@ -212,42 +212,6 @@ def is_traced(x: torch.Tensor) -> bool:
     return torch.compiler.is_compiling() or type(x) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Keep what the backward needs of the inputs and the output of a forward, batched or packed.
-
-    Inputs are q, k, v, then four values of packed sequences if there are any, then the options.
-    """
-    packed = inputs[3:-_NUM_OPTIONS]
-    options = inputs[-_NUM_OPTIONS:]
-    ctx.save_for_backward(*inputs[:3], *output, *packed[:2])
-    # what _of_backward reads: lengths, scale to softcap, order, margin
-    ctx.numbers = (*packed[2:], *options[3:8], *options[-3:-1])
-    ctx.attention_chunk = options[-1]
-    ctx.without_gradient = len(inputs) - 3
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
-    """Return a gradient for every argument of a forward: those of q, k and v, and None for all others.
-
-    ``dout`` and ``dlse`` are None for an output that nothing depends on. RuntimeError for a second derivative,
-    ValueError for chunks, of which no kernel computes one.
-    """
-    if torch.is_grad_enabled():  # otherwise terms of the second derivative would be left out without a word
-        raise RuntimeError("attention is not differentiable twice: create_graph must be False")
-    if ctx.attention_chunk:
-        raise ValueError("attention_chunk has no gradient: call it under torch.no_grad()")
-    gradients: tuple = (None, None, None)
-    if dout is not None or dlse is not None:
-        q, k, v, out, lse, *starts = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else dout
-        run = _backward
-        if is_traced(dout):
-            run = backward_varlen_op if starts else backward_op
-        gradients = run(dout, q, k, v, out, lse, dlse, *starts, *ctx.numbers)
-    return (*gradients, *(None,) * ctx.without_gradient)
-
-
 class WithoutGradient(torch.autograd.Function):
     """Hands an output on that has no gradient: a backward through it raises, as leaving gradients out would not."""
 
@@ -261,21 +225,53 @@ class WithoutGradient(torch.autograd.Function):
 
 
 class Attention(torch.autograd.Function):
-    """The forward with its gradient, for code that is not traced; arguments are those of the operators."""
+    """The forward with its gradient; ``rest`` is what :func:`of_forward` reads."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output = _forward(*inputs)
-        _keep(ctx, inputs, output)
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rest: tuple[Any, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        packed, options = rest[:-_NUM_OPTIONS], rest[-_NUM_OPTIONS:]
+        run = _forward
+        if is_traced(q):
+            run = inference_varlen_op if packed else inference_op
+        output = run(q, k, v, *rest)
+        ctx.save_for_backward(q, k, v, *output, *packed[:2])
+        # what _of_backward reads: lengths, scale to softcap, order, margin
+        ctx.numbers = (*packed[2:], *options[3:8], *options[-3:-1])
+        ctx.attention_chunk = options[-1]
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple:
-        return _differentiate(ctx, *grad_outputs)
+    def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> tuple:
+        """Return the gradients of q, k and v, and None for the rest.
+
+        ``grad_outputs`` are of out and lse, None for an output that nothing depends on. RuntimeError for a second
+        derivative, ValueError for chunks, of which no kernel computes one.
+        """
+        dout, dlse = grad_outputs
+        if torch.is_grad_enabled():  # otherwise terms of the second derivative would be left out without a word
+            raise RuntimeError("attention is not differentiable twice: create_graph must be False")
+        if ctx.attention_chunk:
+            raise ValueError("attention_chunk has no gradient: call it under torch.no_grad()")
+        if dout is None and dlse is None:
+            return None, None, None, None
+        q, k, v, out, lse, *starts = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        run = _backward
+        if is_traced(dout):
+            run = backward_varlen_op if starts else backward_op
+        return *run(dout, q, k, v, out, lse, dlse, *starts, *ctx.numbers), None
 
 
-for _kind in ("", "_varlen"):
-    torch.library.register_autograd(f"fa3verify::forward{_kind}", _differentiate, setup_context=_keep, lib=_LIBRARY)
+def differentiable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out and lse, through which autograd finds the gradients; ``rest`` is what :func:`of_forward` reads."""
+    return Attention.apply(q, k, v, rest)  # pyright: ignore[reportReturnType]
+
+
+for _name in ("forward", "forward_varlen"):
+    _LIBRARY.impl(_name, differentiable, "Autograd")
 
 
 def _check(
@@ -322,7 +318,6 @@ def _(
 ) -> _Gradients:
     """Return the gradients as empty tensors, after the checks that a traced call allows."""
     semantics, packed, _, _ = _of_backward(rest)
-    check_differentiable(q.dtype)
     _check((q, k, v), semantics, Choices(), NO_DESCALES, packed)
     check_of_forward(dout, out, lse, dlse, q, v)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -341,4 +336,4 @@ def recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_packed: bo
         if is_inference:
             return inference_varlen_op if is_packed else inference_op
         return forward_varlen_op if is_packed else forward_op
-    return Attention.apply if wants else None
+    return differentiable if wants else None

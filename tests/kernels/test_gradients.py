@@ -14,6 +14,8 @@ pytest.importorskip("torch", reason="needs torch (extra 'gpu')")
 pytest.importorskip("triton", reason="needs triton: pip install triton==3.6.0")
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from fa3_kernels import operators
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
@@ -269,6 +271,23 @@ def test_compiled_code_that_wants_no_gradient_sees_the_operator_without_one(stan
     assert out.requires_grad == wants_gradient
     compiled(q.detach(), k, v.requires_grad_())
     assert seen[-1] == "fa3verify.forward.default"
+
+
+@pytest.mark.parametrize("name", ["grouped", "packed"])
+def test_compiled_training_runs_operators_that_have_no_autograd_of_their_own(stand_in, name):
+    forward, _ = arguments(PROBLEMS[name])
+    operator = operators.forward_varlen_op if name == "packed" else operators.forward_op
+    seen = []
+
+    def kept(graph: Any, inputs: Any) -> Any:
+        seen.extend(str(x.target).split(".")[1] for x in graph.graph.nodes if "fa3verify" in str(x.target))
+        return make_boxed_func(graph.forward)
+
+    rest = forward[3:]
+    compiled = torch.compile(lambda q, k, v: operator(q, k, v, *rest)[0], backend=aot_autograd(fw_compiler=kept))
+    compiled(*forward[:3]).sum().backward()
+    kind = "_varlen" if name == "packed" else ""
+    assert seen == [f"inference{kind}", f"backward{kind}"]
 
 
 def fake_backward(problem: AttentionProblem, **changes: Any) -> Any:

@@ -193,8 +193,16 @@ def test_starts_and_packed_rows_are_checked_whether_or_not_the_launch_is_known(s
     ):
         with pytest.raises(ValueError, match=message):
             backward(*given.values(), Semantics.of(PACKED), packed=wrong)
-    with pytest.raises(ValueError, match="one shape but for head_dim"):
-        run_backward(PACKED, given | {"v": given["v"][:-1]})
+    for name, x, message in (
+        ("v", given["v"][:-1], "one shape but for head_dim"),
+        ("dout", given["dout"][:-1], r"dout must be float16 \(130, 4, 128\)"),
+        ("out", given["out"][:-1], r"out must be float16 \(130, 4, 128\)"),
+        ("lse", given["lse"][:, :-1], r"lse must be float32 \(4, 130\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_backward(PACKED, given | {name: x})
+    with pytest.raises(ValueError, match=r"dlse must be float32 \(4, 130\)"):
+        run_backward(PACKED, given, dlse=given["lse"][:, :-1])
 
 
 def test_grids_beyond_cudas_limit_are_refused(started):

@@ -369,21 +369,22 @@ def _packed_workspace(plan: Plan, packed: Packed | Paged, values: dict[str, int]
     return workspace
 
 
-def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> list[torch.Tensor]:
-    """Make the workspace of the splits, partial outputs and their lse, and put the addresses into ``values``.
+def _partials(plan: Plan, values: dict[str, int], device: torch.device) -> torch.Tensor:
+    """Make the workspace of the splits, partial outputs and behind them their lse, and put the addresses into
+    ``values``.
 
     Splits without a key block are not written by the kernel and keep (0, -inf).
     """
     rows = (plan.numbers or values)["num_rows"]
     splits = plan.config.num_splits
-    partial = torch.empty((splits, rows, power_of_two(plan.config.head_dim_v)), dtype=torch.float32, device=device)
-    partial_lse = torch.empty((splits, rows), dtype=torch.float32, device=device)
+    num_partial = splits * rows * power_of_two(plan.config.head_dim_v)
+    workspace = torch.empty(num_partial + splits * rows, dtype=torch.float32, device=device)
     if not (plan.is_complete and values["rows_k"]):
-        partial.zero_()
-        partial_lse.fill_(-math.inf)
-    values["partial"] = partial.data_ptr()
-    values["partial_lse"] = partial_lse.data_ptr()
-    return [partial, partial_lse]
+        workspace[:num_partial].zero_()
+        workspace[num_partial:].fill_(-math.inf)
+    values["partial"] = address = workspace.data_ptr()
+    values["partial_lse"] = address + 4 * num_partial
+    return workspace
 
 
 def _check_stamps(plan: Plan, stamps: torch.Tensor) -> None:

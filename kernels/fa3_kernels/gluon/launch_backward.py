@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from fa3_kernels.gluon import launch
@@ -19,6 +21,7 @@ MAX_GRID = 65535  # CUDA's limit of a grid's second and third axis: row blocks o
 _Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _Ready = tuple[BackwardPlan, PlanOnGpu]  # what launches share that differ in addresses and the number of packed rows
 _launches = Kept()
+_empty_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def check_differentiable(dtype: torch.dtype) -> None:
@@ -37,8 +40,9 @@ def check_of_forward(
 ) -> None:
     """Raise ValueError unless dout and dlse, and the out and lse that the forward returned, fit q and v.
 
-    Without a ``dlse`` (None) it is not checked.
+    Without a ``dlse`` (None) it is not checked. ValueError also for a q whose gradient no kernel computes.
     """
+    check_differentiable(q.dtype)
     of_out = (*q.shape[:-1], v.shape[-1])
     of_lse = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     for name, x, shape, dtype in (
@@ -97,13 +101,11 @@ def backward(
     ValueError
         For operands the kernels do not take.
     """
-    check_differentiable(q.dtype)
-    check_of_forward(dout, out, lse, dlse, q, v)
     if not q.numel():
+        check_of_forward(dout, out, lse, dlse, q, v)
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    ready = _ready((q, k, v), semantics, packed, is_deterministic, sm_margin)
-    plan, _ = ready
-    if not (k.numel() and len(plan.schedule)):
+    ready = _ready((q, k, v), (dout, out, lse, dlse), semantics, packed, is_deterministic, sm_margin)
+    if not (k.numel() and len(ready[0].schedule)):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         raise ValueError("addresses of q, k and v must be multiples of 16 bytes (TMA)")
@@ -114,17 +116,21 @@ def backward(
 
 
 def _ready(
-    operands: _Gradients, semantics: Semantics, packed: Packed | None, is_deterministic: bool, sm_margin: int
+    operands: _Gradients,
+    of_forward: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    semantics: Semantics,
+    packed: Packed | None,
+    is_deterministic: bool,
+    sm_margin: int,
 ) -> _Ready:
     """Look up the plan of a launch, or check and make it; ValueError for what the kernels do not take.
 
-    The key leaves out the numbers of packed rows. A launch whose k and v differ in that number is therefore checked
+    The key leaves out the numbers of packed rows. A launch whose tensors differ in those numbers is therefore checked
     even if its plan is known; the check then raises.
     """
     q, k, v = operands
-    lengths = None
-    first = 0
-    starts: tuple = ()
+    dout, out, lse, dlse = of_forward
+    lengths, first, starts = None, 0, ()
     if packed is not None:
         a, b, longest_q, longest_k = packed
         lengths = (a.numel() - 1, longest(longest_q), longest(longest_k))
@@ -147,9 +153,24 @@ def _ready(
         k.stride(),
         v.stride(),
         starts,
+        out.shape[first:],
+        lse.shape[:-1],
+        out.dtype,
+        dout.dtype,
+        lse.dtype,
+        out.device,
+        dout.device,
+        lse.device,
+        dlse is None or (dlse.dtype, dlse.device),
     )
     found: _Ready | None = _launches.get(key)
-    if found is None or k.shape[-3] != v.shape[-3]:
+    if (
+        found is None
+        or k.shape[-3] != v.shape[-3]
+        or not (q.shape[-3] == out.shape[-3] == lse.shape[-1] and dout.shape == out.shape)
+        or (dlse is not None and dlse.shape != lse.shape)
+    ):
+        check_of_forward(dout, out, lse, dlse, q, v)
         if packed is not None:
             check_starts(q, packed)
         num_sms = max(1, launch.num_sms(q.device) - sm_margin)
@@ -195,35 +216,38 @@ def _run(
     ``tensors`` are dout, q, k, v, out and lse.
     """
     plan, on_gpu = ready
-    _, q, k, v, _, _ = tensors
-    dout, out, lse = (_aligned(tensors[i]) for i in (0, 4, 5))
-    device = q.device
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
+    dout, q, k, v, out, lse = tensors
+    dout, out, lse = _aligned(dout), _aligned(out), _aligned(lse)
+    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     values = plan.numbers(0 if packed is None else q.shape[0])
     rows, channels = plan.sums_shape(values["num_blocks"])
-    sizes = (rows * channels, 2 * rows, rows // plan.config.tile_m)  # float32, float32 and int32; rows in whole tiles
-    workspace = torch.empty(sum(sizes), dtype=torch.float32, device=device)
-    sums, stats, turns = workspace.split(sizes)
-    sums = sums.view(rows, channels)
-    named = {"dout": dout, "out": out, "lse": lse, "stats": stats, "dq_sums": sums, "turns": turns, "dq": dq}
-    named["starts_q"], named["starts_k"] = (turns, turns) if packed is None else packed[:2]
-    values |= {name: x.data_ptr() for name, x in named.items()}
-    of_rows = ((values["dq_sums"], rows), sums), ((values["stats"], rows), stats)
+    # sums and statistics in float32, turns in int32; rows are in whole tiles
+    num_sums = rows * channels
+    workspace = torch.empty(num_sums + 2 * rows + rows // plan.config.tile_m, dtype=torch.float32, device=q.device)
+    stats = workspace.as_strided((2 * rows,), (1,), num_sums)
+    of_sums = workspace.data_ptr()
+    of_stats = of_sums + 4 * num_sums
+    of_turns = of_stats + 8 * rows
+    values |= {"dq_sums": of_sums, "stats": of_stats, "turns": of_turns, "starts_q": of_turns, "starts_k": of_turns}
+    values |= {"dout": dout.data_ptr(), "out": out.data_ptr(), "lse": lse.data_ptr(), "dq": dq.data_ptr()}
+    if packed is not None:
+        values |= {"starts_q": packed.cu_seqlens_q.data_ptr(), "starts_k": packed.cu_seqlens_k.data_ptr()}
     views: Operands = (
         ((q.data_ptr(),), q),
         ((k.data_ptr(),), k),
         ((v.data_ptr(),), v),
         ((values["dout"],), dout),
-        *of_rows,
+        ((of_sums, rows), workspace.as_strided((rows, channels), (channels, 1))),
+        ((of_stats, rows), stats),
         ((dk.data_ptr(),), dk),
         ((dv.data_ptr(),), dv),
     )
     if dlse is None:
-        on_gpu.run(plan.kernels, views, values, device)
+        on_gpu.run(plan.kernels, views, values, q.device)
     else:  # lse grows by P with each score, which is what D takes from dS
-        on_gpu.run(plan.kernels[:1], views, values, device)
+        on_gpu.run(plan.kernels[:1], views, values, q.device)
         subtract_from_dots(stats, torch.where(lse.isneginf(), 0.0, dlse), plan, values["num_blocks"], packed)
-        on_gpu.run(plan.kernels[1:], views, values, device)
+        on_gpu.run(plan.kernels[1:], views, values, q.device)
     return dq, dk, dv
 
 
