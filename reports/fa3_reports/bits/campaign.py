@@ -176,7 +176,7 @@ def keep(part: Part, source: Path, out: Path) -> None:
         kept = {}
         for key, rows in read(source / table.file, table).items():
             named = (dict(zip(table.columns, row, strict=True)) for row in rows)
-            if "head_dim" in table.columns and not any(concerns(row, changed, of.partition("+")[0]) for row in named):
+            if "head_dim" in table.columns and not any(concerns(row, changed, of) for row in named):
                 kept[key] = rows
         write(out / table.file, table, kept)
     write_provenance(part, out, [*facts.pop("kept", ()), {name: facts[name] for name in KEPT_FACTS}])

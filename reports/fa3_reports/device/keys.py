@@ -57,9 +57,8 @@ def _launches(source: Source, path: str) -> str:
 
 def _concerned(rows: Sequence[tuple[Row, frozenset[str]]], about: Mapping[str, Any]) -> list[Row]:
     """Return the rows of launches that changed since; all of them where one does not say of which launch it is."""
-    function = "backward" if about["evidence_of"] == "backward" else "forward"
     try:
-        return [row for row, since in rows if concerns(row, since, function)]
+        return [row for row, since in rows if concerns(row, since, about["evidence_of"])]
     except KeyError:
         return [row for row, _ in rows]
 

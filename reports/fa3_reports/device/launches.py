@@ -77,7 +77,7 @@ def _features(row: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name, is_so in has.items() if is_so) - {"fp16"}
 
 
-def concerns(row: Mapping[str, str], changed: frozenset[str], function: str = "forward") -> bool:
+def concerns(row: Mapping[str, str], changed: frozenset[str], evidence_of: str = "forward") -> bool:
     """Tell whether a row of a table was measured on one of the launches that have changed since.
 
     Parameters
@@ -87,8 +87,9 @@ def concerns(row: Mapping[str, str], changed: frozenset[str], function: str = "f
         of other kernels than ours are of no launch of ours.
     changed : frozenset of str
         Names of probes.
-    function : {"forward", "backward"}
-        What was launched.
+    evidence_of : str
+        What was launched, as in :func:`fa3_kernels.audit.evidence.launch_keys`: forwards, also packed and over caches,
+        or backwards.
 
     Raises
     ------
@@ -100,6 +101,7 @@ def concerns(row: Mapping[str, str], changed: frozenset[str], function: str = "f
     if not row.get("kernel", "gluon").startswith("gluon"):
         return False
     head_dim = traits_of(OURS).compiled_head_dim(max(int(row["head_dim"]), int(row.get("head_dim_v") or 0)))
+    function = "backward" if evidence_of == "backward" else "forward"
     own = Kind(function, row["dtype"] == "e4m3", head_dim, _features(row))
     kinds = (_kinds().get(name) for name in changed)
     return any(kind is None or (kind[:3] == own[:3] and kind.features <= own.features) for kind in kinds)

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from fa3_kernels.audit.evidence import launch_keys
 from fa3_kernels.faults.table import Fault
 from fa3_kernels.plan.choose import config_of
 from fa3_reports.bits import campaign, forward
@@ -139,6 +140,27 @@ def test_a_control_that_differs_in_no_bit_and_a_case_that_does_are_findings() ->
     assert not forward.CONTROLS.is_broken(["fp16", "truncated_p", "10", "3", "10", "0"])
     assert forward.CONTROLS.is_broken(["fp16", "truncated_p", "10", "0", "10", "3"])
     assert TABLES["quantize_bits.csv"].is_broken(["x"] * 8 + ["10", "0", "10", "1"])
+
+
+@pytest.mark.parametrize("name", ["forward", "paged", "backward"])
+def test_rows_of_launches_that_changed_are_made_again(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``changed`` are the launches of one head_dim: rows of that head_dim are left, and no others."""
+    monkeypatch.setattr(campaign, "query", lambda _: "an H200")
+    part, source = PARTS[name], REPORTS / "h200" / "bits"
+    of = json.loads((source / part.provenance).read_text())["evidence_of"]
+    changed = frozenset(x for x in launch_keys(of) if "_d128_" in x)
+    monkeypatch.setattr(campaign, "changed_since", lambda *_: changed)
+    campaign.keep(part, source, tmp_path)
+    table = part.tables[0]
+    widths = [table.columns.index(x) for x in ("head_dim", "head_dim_v")]
+    before, after = (
+        Counter(max(int(row[i]) for i in widths) for rows in read(folder / table.file, table).values() for row in rows)
+        for folder in (source, tmp_path)
+    )
+    assert before[128] > after[128] + 100
+    assert all(before[width] == after[width] for width in (64, 192, 256))
 
 
 def test_tables_of_other_kernels_are_not_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
