@@ -188,7 +188,8 @@ class Code:
         else:
             called = self.name(place[1], place[0], (), is_called=True)
         named = [(known.index(x.arg) if x.arg in known else x.arg, x.value) for x in node.keywords]
-        given = "".join(f",{name}={self.text(value, module, scopes)}" for name, value in sorted(named, key=str))
+        named.sort(key=lambda each: str(each[:1]))  # several ** stay in their order
+        given = "".join(f",{name}={self.text(value, module, scopes)}" for name, value in named)
         return f"call({called},{self.text(node.args, module, scopes)}{given})"
 
     def function(self, node: ast.FunctionDef | ast.Lambda, module: str, scopes: _Scopes) -> str:

@@ -174,6 +174,17 @@ def test_a_key_changes_with_what_may_decide_a_bit(what, tmp_path):
     assert key_of(tmp_path, FILES | {file: FILES[file].replace(old, new)}) != key_of(tmp_path, FILES)
 
 
+def test_options_that_are_spread_keep_their_order_wherever_they_lie_in_memory(tmp_path):
+    spread = "np.dot(" + ", ".join(f"**dict(x={i})" for i in range(9)) + ")"
+    files = FILES | {"a.py": FILES["a.py"].replace("np.float32", f"{spread} + np.float32")}
+    kept = [np.zeros(n) for n in range(1, 900)]  # so that nodes lie elsewhere the second time
+    found = key_of(tmp_path, files)
+    del kept[::2]
+    assert {key_of(tmp_path, files) for _ in range(5)} == {found}
+    other = {"a.py": files["a.py"].replace("**dict(x=0), **dict(x=1)", "**dict(x=1), **dict(x=0)")}
+    assert key_of(tmp_path, files | other) != found
+
+
 def test_a_name_that_no_module_defines_is_refused():
     with pytest.raises(ValueError, match=r"fa3_kernels\.twin\.forward defines no 'backwards'"):
         code_key("fa3_kernels.twin.forward", "backwards")

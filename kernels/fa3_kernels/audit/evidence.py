@@ -18,6 +18,7 @@ Evidence = Literal[
     "timeline",
     "backward",
     "forward+packed",
+    "forward+backward",
     "forward+packed+paged+quantize+backward",
 ]
 ACCEPTED = Path(__file__).parent / "audit.json"

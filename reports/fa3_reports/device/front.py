@@ -45,6 +45,7 @@ SITUATIONS = {
     "batched": "fresh tensors",
     "decode": "a decoding loop",
     "varlen": "packed sequences",
+    "training": "forward and backward",
     "compiled": "torch.compile",
     "graph": "a CUDA graph, replayed",
 }
@@ -334,16 +335,15 @@ def overlap(source: Source) -> Section:
 
 
 def host(source: Source) -> Section:
-    """What a call costs the host before the GPU does anything, in the last run."""
+    """What a call costs the host before the GPU does anything."""
     rows = source.rows(HOST) if source.has(HOST) else []
-    last = max((int(row["run"]) for row in rows), default=0)
     found: dict[str, dict[str, Any]] = {}
-    for row in (row for row in rows if int(row["run"]) == last):
+    for row in rows:
         of = found.setdefault(row["situation"], {"situation": SITUATIONS.get(row["situation"], row["situation"])})
         of[row["kernel"].partition(".")[0]] = float(row["median_us"])
     columns = [PageColumn("call", "situation"), PageColumn("ours", "gluon", fixed(1))]
     columns += [PageColumn("FlashAttention-3 (fa3-fwd)", "flash3", fixed(1)), PageColumn("torch", "torch", fixed(1))]
-    note = "Medians of the last run. [All runs, and how they were made](speed/host/host.md)."
+    note = "Medians. [With the 90th percentile, and how they were made](speed/host/host.md)."
     title = "Host time of a call before the GPU does anything, microseconds"
     table = PageTable("host", title, columns, list(found.values()), (HOST,), note)
     return Section("host", "Cost of the host", (), [table] if rows else ())

@@ -17,6 +17,7 @@ from fa3_reports.audit.evidence import changed_since
 from fa3_reports.bench import results
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Row, Source
+from fa3_reports.measured.host_rows import code_keys
 from fa3verify import __version__
 from fa3verify.report.tables import count
 
@@ -136,6 +137,13 @@ def _version(source: Source, path: str) -> str:
     return "" if known == __version__ else f"version {known} judged it, this is {__version__}"
 
 
+def _host(source: Source, path: str) -> str:
+    """Compare the keys of the functions that were timed."""
+    facts = source.provenance_of(path)
+    known = source.json(facts).get("code_keys") if facts else None
+    return "" if known == code_keys() else "what a call runs on the host has changed since it was timed"
+
+
 def _constant(source: Source, path: str) -> str:
     """Nothing of ours was measured, so that it stays true whatever becomes of the code."""
     return ""
@@ -177,6 +185,7 @@ KEYS = (  # the first that fits
         _launches,
         "our kernels were timed or counted; a test simulates the rows again",
     ),
+    Key(("speed/host/*.csv",), _host, "our functions were called; their keys stand beside it"),
     Key(("timelines/*.stamps.csv",), _stamps, "our kernels wrote stamps; the hash stands in the file"),
     Key(
         (
@@ -200,7 +209,6 @@ KEYS = (  # the first that fits
     Key(("atlas/*/worst/*.json", "findings/0002_*.json"), _constant, "inputs to be judged again, no results"),
     Key(
         (
-            "speed/host/*.csv",
             "speed/packed/*.csv",
             "speed/backward/*.csv",
             "speed/head_dims/*.csv",
@@ -237,7 +245,7 @@ KEYS = (  # the first that fits
     Key(("logprobs/llama_1b_h200.csv",), _launches, "our kernels and others ran in a model with random weights"),
     Key(("speed/drawn/predicted.csv",), _constant, "what was predicted before the launches were timed"),
     Key(("serving/parts.json",), _none, "timed of kernels with fewer registers at their entry than they have now"),
-    Key(("training/*.*",), _none, "a training run, which kept no hash of the launches"),
+    Key(("training/losses.csv",), _launches, "our kernels ran in a small model"),
     Key(
         ("mutants/*.csv", "mutants/automatic.md", "hunt/curves.csv", "invariance/table.json"),
         _none,

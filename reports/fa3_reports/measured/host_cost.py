@@ -1,7 +1,8 @@
 """What a call costs on the host, before the GPU does anything: ours beside its peers, in the situations of callers.
 
-Every call is timed by itself and the GPU is waited for between groups of calls, so that no queue fills. Problems are
-small: the GPU is done with one before the next is launched.
+Every call is timed by itself and the GPU is waited for between groups of calls, so that no queue fills. Kernels take
+turns group by group, as a host's clock and load change from second to second. Problems are small: the GPU is done with
+one before the next is launched.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fa3_kernels.api import flash_attn_func, flash_attn_varlen_func
-from fa3_reports.measured.host_rows import Cost, check
+from fa3_reports.measured.host_rows import Cost, check, code_keys
 from fa3verify.files import markdown_table, write_text
 from fa3verify.known import launches
 from fa3verify.known.libraries import Unsupported
@@ -34,6 +35,7 @@ SITUATIONS = {
     "batched": "fresh tensors at every call",
     "decode": "one query, one key more at every call",
     "varlen": "lengths never seen before, on the GPU",
+    "training": "forward and backward, fresh tensors",
     "compiled": "under torch.compile, fresh tensors",
     "graph": "a CUDA graph of one call, replayed",
 }
@@ -47,6 +49,7 @@ class CalledKernel(NamedTuple):
     batched: Callable[..., Any]
     varlen: Callable[..., Any] | None
     pinned: Callable[[], AbstractContextManager[Any]] = nullcontext
+    has_gradient: bool = True
 
 
 def _tensors(count: int, *shape: int) -> list[torch.Tensor]:
@@ -83,6 +86,21 @@ def _varlen(kernel: CalledKernel) -> Call | None:
     return run
 
 
+def _training(kernel: CalledKernel) -> Call | None:
+    if not kernel.has_gradient:
+        return None
+    shape = (1, 256, HEADS, HEAD_DIM)
+    drawn = list(zip(*(_tensors(CALLS + WARM_UP, *shape) for _ in "qkv"), strict=True))
+    (dout,) = _tensors(1, *shape)
+
+    def run(i: int) -> None:
+        operands = [x.detach().requires_grad_() for x in drawn[i % len(drawn)]]
+        with torch.enable_grad():
+            kernel.batched(*operands).backward(dout)
+
+    return run
+
+
 def _compiled(kernel: CalledKernel) -> Call:
     function = torch.compile(lambda q, k, v: kernel.batched(q, k, v), dynamic=False)
     shape = (1, 256, HEADS, HEAD_DIM)
@@ -100,19 +118,31 @@ def _graph(kernel: CalledKernel) -> Call:
     return lambda i: graph.replay()
 
 
-_MAKE = {"batched": _fresh, "decode": _decode, "varlen": _varlen, "compiled": _compiled, "graph": _graph}
+_MAKE: dict[str, Callable[[CalledKernel], Call | None]] = {
+    "batched": _fresh,
+    "decode": _decode,
+    "varlen": _varlen,
+    "training": _training,
+    "compiled": _compiled,
+    "graph": _graph,
+}
 
 
-def _microseconds(call: Call) -> list[float]:
-    for i in range(WARM_UP):
-        call(i)
-    found = []
-    for i in range(CALLS):
-        if i % GROUP == 0:
+def _microseconds(calls: Sequence[tuple[CalledKernel, Call]]) -> list[list[float]]:
+    """Return the microseconds of the calls of each kernel."""
+    for kernel, call in calls:
+        with kernel.pinned():
+            for i in range(WARM_UP):
+                call(i)
+    found: list[list[float]] = [[] for _ in calls]
+    for first in range(WARM_UP, WARM_UP + CALLS, GROUP):
+        for (kernel, call), times in zip(calls, found, strict=True):
             torch.cuda.synchronize()
-        start = time.perf_counter_ns()
-        call(WARM_UP + i)
-        found.append((time.perf_counter_ns() - start) / 1e3)
+            with kernel.pinned():
+                for i in range(first, first + GROUP):
+                    start = time.perf_counter_ns()
+                    call(i)
+                    times.append((time.perf_counter_ns() - start) / 1e3)
     torch.cuda.synchronize()
     return found
 
@@ -131,7 +161,7 @@ def flash3() -> CalledKernel:
         lengths = {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
         return forward(q, k, v, cu_seqlens_q=of_q, cu_seqlens_k=of_k, num_splits=1, **lengths)
 
-    return CalledKernel("flash3", lambda q, k, v: forward(q, k, v, num_splits=1), varlen)
+    return CalledKernel("flash3", lambda q, k, v: forward(q, k, v, num_splits=1), varlen, has_gradient=False)
 
 
 def sdpa() -> CalledKernel:
@@ -143,22 +173,23 @@ def sdpa() -> CalledKernel:
 
     def batched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
     return CalledKernel("torch.sdpa (flash)", batched, None, partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION]))
 
 
 def measure(kernels: Sequence[CalledKernel]) -> Iterator[Cost]:
-    """Measure all situations of all kernels, one after the other; what a kernel does not offer has no row."""
+    """Measure all situations of all kernels; what a kernel does not offer has no row."""
     with torch.no_grad():
         for situation, make in _MAKE.items():
+            calls = []
             for kernel in kernels:
                 with kernel.pinned():
                     call = make(kernel)
-                if call is None:
-                    continue
-                with kernel.pinned():
-                    found = sorted(_microseconds(call))
+                if call is not None:
+                    calls.append((kernel, call))
+            for (kernel, _), times in zip(calls, _microseconds(calls), strict=True):
+                found = sorted(times)
                 yield Cost(situation, kernel.name, statistics.median(found), found[int(len(found) * 0.9)])
 
 
@@ -183,7 +214,7 @@ def write(out: Path, facts: dict[str, Any], tell: Callable[[str], None]) -> Path
     lines = [",".join(Cost._fields), *(f"{c.situation},{c.kernel},{c.median_us:.2f},{c.p90_us:.2f}" for c in costs)]
     write_text(out / "host.csv", "\n".join(lines) + "\n")
     kept = {name: facts[name] for name in ("run", "version", "gpu", "driver", "python", "torch", "triton")}
-    write_text(out / "host_run.json", json.dumps(kept, indent=1) + "\n")
+    write_text(out / "host_run.json", json.dumps(kept | {"code_keys": code_keys()}, indent=1) + "\n")
     write_text(out / "host.md", markdown(costs, facts))
     return out / "host.md"
 
@@ -196,7 +227,8 @@ def markdown(costs: Sequence[Cost], facts: dict[str, Any]) -> str:
         f"# Host cost per call, microseconds ({facts['gpu']}, torch {facts['torch']})",
         "",
         f"Median of {CALLS} calls, 90th percentile in brackets; bf16, head_dim {HEAD_DIM}, {HEADS} heads. Official",
-        "FlashAttention-3 is the wheel fa3-fwd, called at its operator; ours and SDPA are called at their functions.",
+        "FlashAttention-3 is the wheel fa3-fwd, which computes no gradient, called at its operator; ours and SDPA are",
+        "called at their functions. Its operator has no fake tensors: torch.compile leaves it out of the graph.",
         "",
     ]
     rows = []

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fa3_reports.evidence_keys import code_key
+
+TIMED = ("flash_attn_func", "flash_attn_varlen_func")  # of fa3_kernels.api, as callers call them
 MOST = 100  # times the cheapest kernel of the same situation, which no kernel that works costs on the host
 # Why a kernel costs more than that, by situation and name, where it was looked into.
 REASONS: dict[tuple[str, str], str] = {}
@@ -18,6 +21,11 @@ class Cost(NamedTuple):
     kernel: str
     median_us: float
     p90_us: float
+
+
+def code_keys() -> dict[str, str]:
+    """Return a key for each timed function, over what it computes on the host and what it launches."""
+    return {name: code_key("fa3_kernels.api", name) for name in TIMED}
 
 
 def check(costs: Iterable[Cost]) -> None:

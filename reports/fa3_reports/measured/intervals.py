@@ -38,9 +38,8 @@ FORWARD = (
     *(f"speed/{name}" for name in ("paper_grid", "flash4", "decode", "fresh", "ragged", "widths")),
     *(f"speed/{name}" for name in ("accumulator_loss", "sustained")),
 )
-BACKWARD = ("speed/backward/bench.csv", "speed/backward_widths/bench.jsonl")
+BACKWARD = ("speed/backward/bench.jsonl", "speed/backward_widths/bench.jsonl")
 FAMILIES = {"gluon": "gluon", "flash3.dew": "flash3"}  # of which backward passes are read
-CHANGED = ("gluon", BACKWARD[0])  # ours, timed before K's descriptors were built anew in every step
 FITTED = (41000, 65000)  # keys of the launches over pages, in one part, from which the cost of a page is
 LEAST = 20  # rows of a class
 COVERED = 0.9
@@ -77,7 +76,7 @@ def _timed() -> Iterator[tuple[str, Launched]]:
     for path in BACKWARD:
         for row in read_rows(H200 / path):
             family = FAMILIES.get(row["kernel"])
-            if not (family and row["burst_cycles"] and "backward" in row["grid"]) or (family, path) == CHANGED:
+            if not (family and row["burst_cycles"] and "backward" in row["grid"]):
                 continue
             sizes = [int(row[name]) for name in ("batch", "nheads", "nheads_kv", "seqlen_q", "seqlen_k", "head_dim")]
             own: dict[str, Any] = {"dtype": row["dtype"], "causal": row["causal"] == "True"}

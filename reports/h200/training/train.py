@@ -3,8 +3,9 @@
     python reports/h200/training/train.py OUT
 
 A byte-level transformer of 2 layers (model width 256, 4 heads of 64, grouped in pairs) reads this project's own pages;
-200 steps of AdamW in bf16 from one seed. Writes OUT/losses.csv, one column per attention, and OUT/training.json with
-the hash of the weights at the end: the deterministic mode runs twice, and must end with the same bits.
+200 steps of AdamW in bf16 from one seed. Writes OUT/losses.csv, one column per attention, and
+OUT/training_provenance.json with the launches and the hash of the weights at the end: the deterministic mode runs
+twice, and must end with the same bits.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from fa3_kernels.api import flash_attn_func
+from fa3_kernels.audit.evidence import evidence_facts
 from fa3_reference.problem import AttentionProblem
 from fa3verify.known import launches
 
@@ -142,10 +144,11 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["step", *found])
         writer.writerows([i, *(f"{losses[i]:.6f}" for losses, _ in found.values())] for i in range(STEPS))
-    facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": STEPS}
+    facts: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": STEPS}
+    facts |= evidence_facts("forward+backward")
     facts["weights_sha256"] = {name: digest for name, (_, digest) in found.items()}
     facts["mean_loss_of_the_last_20"] = {name: sum(x[-20:]) / 20 for name, (x, _) in found.items()}
-    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (out / "training_provenance.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":
