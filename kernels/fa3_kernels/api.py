@@ -21,8 +21,10 @@ from fa3_kernels.gluon.launch import forward
 from fa3_kernels.merging import flash_attn_combine
 from fa3_kernels.operators import (
     PROMOTION_INTERVAL,
+    WithoutGradient,
     contiguous,
     factors_of,
+    is_traced,
     of_forward,
     recorded,
     refuse,
@@ -231,7 +233,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913 (upstream's signature)
     promotion_interval : int
         Not upstream's. FP8 only: keys after which P V is added to fp32; 0 chains as upstream does.
     sinks : float32 (nheads,), optional
-        Not upstream's. As of :func:`fa3_kernels.cached.flash_attn_with_kvcache`, under the same rule as ``out``.
+        Not upstream's. As of :func:`fa3_kernels.cached.flash_attn_with_kvcache`, where nothing is traced. Operands may
+        require a gradient, but a backward raises a ValueError.
     out : like the result, optional
         Not upstream's. As of :func:`flash_attn_func`.
 
@@ -373,9 +376,9 @@ def _attend(
     schema.
     """
     q, k, v = map(contiguous, operands)
-    run = recorded(q, k, v, is_packed=packed is not None)
-    if (sinks is not None or out is not None) and (run or (sinks is not None and wants_gradient(sinks))):
-        raise ValueError("sinks and out are for calls that are not traced and want no gradient, as under no_grad()")
+    run = recorded(q, k, v, is_packed=packed is not None) if sinks is None or is_traced(q) else None
+    if run and (sinks is not None or out is not None):
+        raise ValueError("sinks and out are for calls that are not traced, and out for such as want no gradient")
     if run:
         found, lse = run(q, k, v, *(packed or ()), *rest)
     else:
@@ -384,4 +387,6 @@ def _attend(
             q, k, v, semantics, choices, descales=descales, packed=packed, sinks=sinks, needs_lse=needs_lse
         )
         found = returned(found, out)
+    if sinks is not None and wants_gradient(q, k, v, sinks):
+        found, lse = WithoutGradient.apply(found, lse, q, k, v, sinks)
     return (found, lse) if needs_lse else found

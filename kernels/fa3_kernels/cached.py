@@ -304,5 +304,5 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 (upstream's signature)
             lse = lse.view(q.shape[2], batch, longest_q).transpose(0, 1).contiguous()
     found = returned(found, out)
     if wants_gradient(*leaves):
-        found = WithoutGradient.apply(found, *leaves)
+        found, lse = WithoutGradient.apply(found, lse, *leaves)
     return (found, lse, *lse.new_empty((2, 0))) if return_softmax_lse else found

@@ -16,7 +16,7 @@ do not support (dropout, ALiBi, Transformers' paged caches) raises a ValueError 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.library import Library
@@ -306,8 +306,8 @@ def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
 
     Takes (batch, nheads, seqlen, head_dim) and returns out (batch, seqlen, nheads, head_dim), and None in place of the
     weights. A mask (batch, seqlen_k) marks padding; starts or position_ids among ``others`` mark packed sequences.
-    Sinks, which have no gradient here, take part in the softmax. ValueError for a dropout, a position bias, a paged
-    cache, and a gradient of attention with sinks.
+    Sinks take part in the softmax. ValueError for a dropout, a position bias and a paged cache; attention with sinks
+    has no gradient, and its backward raises one.
     """
     _refuse(dropout, position_bias=position_bias, paged_cache=cache)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -326,8 +326,7 @@ def _attention_of_model(  # noqa: PLR0913 (Transformers' signature)
     if starts is not None:
         out: Any = flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *starts, **options)
         return out.view(*q.shape[:-1], v.shape[-1]), None
-    out = flash_attn_func(q, k, v, **options)
-    return out, None
+    return cast(torch.Tensor, flash_attn_func(q, k, v, **options)), None
 
 
 def _starts(
@@ -371,9 +370,7 @@ def _unpadded(
     The kept tokens are packed, and the results put back in their places. Queries are the last tokens of the mask.
     """
     keeps_k = mask.bool()
-    # a cache of fixed length is longer than its mask
-    k = k[:, : mask.shape[1]]
-    v = v[:, : mask.shape[1]]
+    k, v = (x[:, : mask.shape[1]] for x in (k, v))  # a cache of fixed length is longer than its mask
     keeps_q = keeps_k[:, -q.shape[1] :]
     starts_q, starts_k = (torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (keeps_q, keeps_k))
     lengths = int(starts_q.diff().max()), int(starts_k.diff().max())

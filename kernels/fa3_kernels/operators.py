@@ -213,15 +213,17 @@ def is_traced(x: torch.Tensor) -> bool:
 
 
 class WithoutGradient(torch.autograd.Function):
-    """Hands an output on that has no gradient: a backward through it raises, as leaving gradients out would not."""
+    """Hands out and lse on, which have no gradient: a backward through either raises, as leaving gradients out would
+    not. lse may be None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, out: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        return out.view_as(out)
+    def forward(ctx: Any, out: torch.Tensor, lse: torch.Tensor | None, *_: torch.Tensor) -> tuple[Any, Any]:
+        return out.view_as(out), lse if lse is None else lse.view_as(lse)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple:
-        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad()")
+        raise ValueError("attention over a cache, or with sinks, has no gradient: call it under torch.no_grad()")
 
 
 class Attention(torch.autograd.Function):

@@ -398,17 +398,31 @@ def test_heads_of_groups_beyond_64_are_not_packed_and_the_launch_is_the_same(spl
 def test_an_output_is_put_where_the_caller_wants_it_or_refused():
     q, k, v = tensors()
     memory = torch.full((2, 4, 8, 64), torch.nan).half().transpose(1, 2)
-    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
     with no_gpu():
         assert api().flash_attn_func(q, k, v, out=memory) is memory
         with pytest.raises(ValueError, match=r"out must be float16 \(2, 8, 4, 64\) on cpu, got torch.float32"):
             api().flash_attn_func(q, k, v, out=memory.float())
-        with pytest.raises(ValueError, match="out are for calls that are not traced and want no gradient"):
+        with pytest.raises(ValueError, match="out for such as want no gradient"):
             api().flash_attn_func(q.requires_grad_(), k, v, out=memory)
-        sinks = torch.zeros(4, requires_grad=True)
-        rows = [x.detach().flatten(0, 1) for x in (q, k, v)]
-        with pytest.raises(ValueError, match="sinks and out are for calls that are not traced and want no gradient"):
-            api().flash_attn_varlen_func(*rows, starts, 2 * starts, 8, 16, sinks=sinks)
+
+
+@pytest.mark.parametrize("of", ["out", "lse"])
+@pytest.mark.parametrize("wants", range(4))
+def test_operands_of_attention_with_sinks_may_require_a_gradient_and_a_backward_raises(wants, of):
+    operands = [*(x.flatten(0, 1) for x in tensors()), torch.zeros(4)]
+    operands[wants].requires_grad_()
+    *rows, sinks = operands
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    lengths = (starts, 2 * starts, 8, 16)
+    with no_gpu() as started:
+        out, lse = api().flash_attn_varlen_func(*rows, *lengths, sinks=sinks, return_attn_probs=True)
+        assert started
+        with pytest.raises(ValueError, match="with sinks, has no gradient: call it under"):
+            (out if of == "out" else lse).sum().backward()
+        with torch.no_grad():
+            assert not api().flash_attn_varlen_func(*rows, *lengths, sinks=sinks).requires_grad
+        with pytest.raises(ValueError, match="sinks and out are for calls that are not traced"):
+            fake(lambda *given: api().flash_attn_varlen_func(*given[:3], *lengths, sinks=given[3]), *operands)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
