@@ -177,7 +177,7 @@ def test_a_key_changes_with_what_may_decide_a_bit(what, tmp_path):
 def test_options_that_are_spread_keep_their_order_wherever_they_lie_in_memory(tmp_path):
     spread = "np.dot(" + ", ".join(f"**dict(x={i})" for i in range(9)) + ")"
     files = FILES | {"a.py": FILES["a.py"].replace("np.float32", f"{spread} + np.float32")}
-    kept = [np.zeros(n) for n in range(1, 900)]  # so that nodes lie elsewhere the second time
+    kept = [bytearray(n) for n in range(1, 900)]  # so that nodes lie elsewhere the second time
     found = key_of(tmp_path, files)
     del kept[::2]
     assert {key_of(tmp_path, files) for _ in range(5)} == {found}
