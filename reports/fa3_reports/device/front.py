@@ -20,6 +20,7 @@ from fa3_reports.device.kernels import in_order, is_ours, look
 from fa3_reports.device.keys import is_stale, why_stale
 from fa3_reports.device.source import Row, Source
 from fa3_reports.device.speed import Bench, Cell
+from fa3_reports.measured import decoding as served
 from fa3verify.report.svg import SERIES
 from fa3verify.report.tables import PageColumn, PageTable, number
 
@@ -28,10 +29,9 @@ OPEN = 3  # of the passes: the other two look like them
 GRIDS = {"forward": ("paper", "widths"), "backward": ("backward", "backward_widths")}
 COLOURS = {"fp16": SERIES[0], "bf16": SERIES[2], "e4m3": SERIES[1]}
 BESIDE = {"counted": SERIES[0], "simulated": SERIES[2]}
-PAGES = {16: "pages of 16 keys", 64: "of 64", 256: "of 256"}
-SERVING = "serving/serving.json"
-OF_TORCH = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3"}
-BUILDS = ("vllm", "sglang")
+PAGES = {1: "pages of 1 key", 16: "of 16", 64: "of 64"}
+KINDS = {"decode": "1 query", "chunk": "chunks of prompts"}
+SERVED = tuple(f"speed/{grid}/bench.jsonl" for grid in served.GRIDS)
 HOST = "speed/host/host.csv"
 OVERLAP = "simulator/overlap/overlap.md"
 MEASURES = {  # columns of its first table: title and axis of a drawing
@@ -153,13 +153,13 @@ def at_a_glance(source: Source, every: Sequence[Pass]) -> Section:
         found.sort(key=lambda each: _by_width(each[0].width))
         by_width = ((f"head_dim {cell.width}", dtype, ratio) for cell, dtype, ratio in found)
         drawings += _ratios(f"glance-{what}", what.capitalize(), by_width)
-    served = _served(source)
-    by_kind = ((row["kind"], row["dtype"], row["ratio"]) for row in served)
+    calls = _served(source)
+    by_kind = ((KINDS[row.kind], row.cell.dtype, row.ratio) for row in calls)
     drawings += _ratios("glance-pages", "Keys in pages of a cache", by_kind)
     data = dict.fromkeys(path for one in every for path in one.paths(is_whole=True))
     title = "Speed of ours over the fastest other kernel of the same run"
     reading = f"{FASTER} fp16, bf16 and e4m3 are formats of numbers; e4m3 has 8 bits."
-    files = (*data, *([SERVING] if served else []))
+    files = (*data, *(SERVED if calls else ()))
     figure = Figure("glance", title, drawings, files, reading, _is_stale(source, files, _ships))
     return Section("glance", "", (), [figure] if drawings else ())
 
@@ -234,55 +234,53 @@ def _table(source: Source, what: str, every: Sequence[Pass]) -> PageTable:
     return PageTable(f"speed-{what}", title, columns, rows, data, note, stale=_is_stale(source, data, _ships))
 
 
-def _served(source: Source) -> list[dict[str, Any]]:
-    """Return the calls over pages, if there are any, each with its ratio to the faster of the builds that serve."""
-    found = []
-    for row in source.json(SERVING)["rows"] if source.has(SERVING) else ():
-        queries = row["queries"]
-        heads = "" if row["heads_kv"] == 8 else f", {row['heads_kv']} head of keys"
-        shape = f"{row['batch']}{' ragged' if row['is_ragged'] else ''} x {row['keys']:,}{heads}"
-        found.append(
-            {"dtype": OF_TORCH[row["dtype"]], "page": PAGES[row["page_size"]]}
-            | {"kind": "1 query" if queries == 1 else f"{queries} queries" if queries < 16 else "prompts, chunks"}
-            | {"shape": shape if queries == 1 else f"{shape}, {queries} queries"}
-            | {"ratio": min(row["us"][name] for name in BUILDS if name in row["us"]) / row["us"]["ours"]}
-        )
-    return found
+def _served(source: Source) -> list[served.Beside]:
+    """Return the calls over pages that were timed beside a build that serves, of groups whose heads share a tile."""
+    if not all(source.has(path) for path in SERVED):
+        return []
+    for path in SERVED:
+        source.read(path)
+    return [row for row in served.rows(source.root / "speed") if row.is_packed and row.page in PAGES]
 
 
 def decoding(source: Source) -> Section:
     """Ratios over pages and over a cache in one piece by shape."""
-    served = _served(source)
+    calls = sorted(_served(source), key=lambda row: (row.cell.nheads, row.cell.nheads_kv, row.cell.head_dim))
     colours = dict(zip(PAGES.values(), COLOURS.values(), strict=True))
     drawings = []
-    for dtype in OF_TORCH.values():
-        found = ((row["shape"], row["page"], row["ratio"]) for row in served if row["dtype"] == dtype)
-        drawings += _ratios(f"pages-{dtype}", f"Pages, {dtype}: batch x keys", found, colours)
+    for dtype in ("bf16", "e4m3"):
+        steps = (row for row in calls if (row.kind, row.cell.dtype) == ("decode", dtype))
+        found = (
+            (f"{c.nheads} on {c.nheads_kv}, {c.head_dim}", PAGES[row.page], row.ratio)
+            for row in steps
+            for c in (row.cell,)
+        )
+        drawings += _ratios(f"pages-{dtype}", f"Pages, {dtype}: heads, head_dim", found, colours)
     runs = speed.benches(source, ("decode",))
     cells = [(cell, bench.dtype, cell.ratio("gluon", cell.best_peer())) for bench in runs for cell in bench.cells]
     found = ((f"{c.row['batch']} x {c.seqlen:,}", dtype, ratio) for c, dtype, ratio in cells if not math.isnan(ratio))
     drawings += _ratios("decode", "Cache in one piece: batch x keys", found)
     if not drawings:
         return Section("decoding", "Decoding and pages")
-    data = (*([SERVING] if served else []), *dict.fromkeys(bench.path for bench in runs))
+    data = (*(SERVED if calls else ()), *dict.fromkeys(bench.path for bench in runs))
     title = "One new token a call: speed over the fastest other build"
-    reading = f"{FASTER} 32 heads, of keys 8, head_dim 128. In one piece the others are FlashAttention-3 and cuDNN."
-    text = ["Over pages the others are the builds of FlashAttention-3 that vLLM and SGLang ship."] if served else []
-    blocks = [Figure("decoding", title, drawings, data, reading), *_sums(served)]
-    return Section("decoding", "Decoding and pages", text, blocks)
+    reading = f"{FASTER} In one piece: 32 heads, of keys 8, head_dim 128, beside FlashAttention-3 and cuDNN."
+    text = ["Over pages the other is the build of FlashAttention-3 that vLLM ships, with its schedule made before."]
+    blocks = [Figure("decoding", title, drawings, data, reading), *_sums(calls)]
+    return Section("decoding", "Decoding and pages", text if calls else (), blocks)
 
 
-def _sums(served: Sequence[Mapping[str, Any]]) -> list[PageTable]:
+def _sums(calls: Sequence[served.Beside]) -> list[PageTable]:
     rows = [
         {"dtype": dtype, "kind": kind, "shapes": len(of), "mean": geometric_mean(of), "worst": min(of)}
-        for dtype, kinds in grouped((row["dtype"], row["kind"], row["ratio"]) for row in served).items()
+        for dtype, kinds in grouped((row.cell.dtype, KINDS[row.kind], row.ratio) for row in calls).items()
         for kind, of in kinds.items()
     ]
     columns = [PageColumn("dtype", "dtype"), PageColumn("calls", "kind"), PageColumn("shapes", "shapes", whole)]
     columns += [PageColumn("mean", "mean", fixed(2)), PageColumn("slowest", "worst", fixed(2))]
-    note = "Speed over the faster of the two builds. [All shapes, and what a call costs the host](serving/README.md)."
+    note = "[Every problem, and how it was timed](serving/decoding.md)."
     title = "Over pages, by kind of call"
-    return [PageTable("pages", title, columns, rows, (SERVING,), note, fold=True)] if rows else []
+    return [PageTable("pages", title, columns, rows, SERVED, note, fold=True)] if rows else []
 
 
 def errors(source: Source, every: Sequence[Pass]) -> Section:

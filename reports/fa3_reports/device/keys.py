@@ -179,6 +179,11 @@ KEYS = (  # the first that fits
         "what a library's binary of a stated hash returned; no kernel of ours was run",
     ),
     Key(("bits/*.csv", "quantiser/*.csv", "sanitizer/*.csv"), _launches, "our kernels ran"),
+    Key(
+        ("speed/backward_others/bench.*",),
+        _constant,
+        "other people's kernels of stated versions; no kernel of ours was run",
+    ),
     Key(("speed/*/bench.*", "speed/*/validation.*"), _launches, "our kernels were timed"),
     Key(
         ("simulator/unseen*/*.*", "simulator/schedules_*/*.*", "simulator/overlap/*.*"),
@@ -245,6 +250,7 @@ KEYS = (  # the first that fits
     Key(("logprobs/llama_1b_h200.csv",), _launches, "our kernels and others ran in a model with random weights"),
     Key(("speed/drawn/predicted.csv",), _constant, "what was predicted before the launches were timed"),
     Key(("serving/parts.json",), _none, "timed of kernels with fewer registers at their entry than they have now"),
+    Key(("suites/suites.csv",), _none, "other projects' tests, which call ours and say nothing of launches"),
     Key(("training/losses.csv",), _launches, "our kernels ran in a small model"),
     Key(
         ("mutants/*.csv", "mutants/automatic.md", "hunt/curves.csv", "invariance/table.json"),

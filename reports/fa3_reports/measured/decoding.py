@@ -66,10 +66,10 @@ class Beside(NamedTuple):
         return self.theirs_us / self.ours_us
 
 
-def rows() -> Iterator[Beside]:
+def rows(folder: Path = SPEED) -> Iterator[Beside]:
     """Yield the cells over pages in which both have a time, of both grids."""
     for grid in GRIDS:
-        for record in results.read(SPEED / grid / "bench.jsonl").cells.values():
+        for record in results.read(folder / grid / "bench.jsonl").cells.values():
             ours, theirs = record.of("gluon"), record.of(PEER)
             if record.cell.line and ours.status == theirs.status == MEASURED:
                 yield Beside(record.cell, 1e3 * ours.burst_ms, 1e3 * theirs.burst_ms)
