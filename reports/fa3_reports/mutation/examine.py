@@ -79,9 +79,14 @@ class Examination:
 
 @cache
 def tasks_of(kernel: str, profile: ProfileName) -> list[str]:
+    """Return the tasks of a kernel, by its name, in a profile."""
+    return tasks(registry.find(kernel), profile)
+
+
+def tasks(asked: Kernel, profile: ProfileName) -> list[str]:
     """Return the tasks of a kernel in a profile: families and properties, the telling ones first, then the covering
-    array."""
-    asked = registry.find(kernel)
+    array.
+    """
     laws = [law.name for law in LAWS if law.applies(asked) and law.is_claimed(asked)]
     names = [*families(asked, PROFILES[profile]), *laws]
     first = [name for name in _TELLING if name in names]
