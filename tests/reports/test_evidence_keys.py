@@ -174,6 +174,13 @@ def test_a_key_changes_with_what_may_decide_a_bit(what, tmp_path):
     assert key_of(tmp_path, FILES | {file: FILES[file].replace(old, new)}) != key_of(tmp_path, FILES)
 
 
+def test_mappings_that_are_unpacked_count_in_their_order(tmp_path):
+    text = "def twin(a, b):\n    return dict(**a, **b, **a)\n"
+    swapped = text.replace("**a, **b, **a", "**b, **a, **a")
+    assert len({key_of(tmp_path, {"a.py": text}) for _ in range(20)}) == 1
+    assert key_of(tmp_path, {"a.py": swapped}) != key_of(tmp_path, {"a.py": text})
+
+
 def test_a_name_that_no_module_defines_is_refused():
     with pytest.raises(ValueError, match=r"fa3_kernels\.twin\.forward defines no 'backwards'"):
         code_key("fa3_kernels.twin.forward", "backwards")
