@@ -180,7 +180,7 @@ def rows_without_keys(setup: Setup, trial: Trial) -> Found:
             expected[name] = np.where(rows_like(x, problem, empty) & ~is_shown(x), np.array(due, x.dtype), x)
     yield same_bits(what, result, expected)
     if policy.empty_out == "mean":
-        every = replace(problem, causal=False, window=(-1, -1), top_left=False, term=None)
+        every = replace(problem, causal=False, window=(-1, -1), attention_chunk=0, top_left=False, term=None)
         alike = setup.fed(q=np.zeros_like(setup.operands.q), term=None)._replace(problem=every)
         bound = np.where(out_rows(problem, empty), alike.bound()["out"], math.inf)
         yield within(f"{what}, against the mean of V", {"out": result["out"]}, alike.truth(), {"out": bound})

@@ -36,10 +36,11 @@ class Wanted:
     ``masks`` "some" means causal or windowed, "mostly" that in six of seven cases. ``several`` asks for at least two
     (sequence, kv head) pairs, ``single`` for one, ``permuted`` for at least three sequences and kv heads, which can be
     put in an order that is not its own inverse. ``grouped`` asks for shared kv heads. ``unseen`` asks, in three of four
-    cases, for rows that a causal mask hides every key from, beside a sequence with keys of two tiles. ``empty`` allows
-    sequences without queries or keys. ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or always
-    "blocks" of rows. ``absorbed`` allows heads whose K holds V, for laws that change neither of them alone.
-    ``seqlens_k`` are the only lengths of keys, any if it is empty, ``families`` the only inputs, all if it is None.
+    cases, for rows in front of the first key, from which a causal mask hides every key, beside a sequence with keys of
+    two tiles; a chunk counts as a mask there, and always comes with such rows. ``empty`` allows sequences without
+    queries or keys. ``descales`` of e4m3 are "any" kind, "uniform" over the keys of a head, or always "blocks" of rows.
+    ``absorbed`` allows heads whose K holds V, for laws that change neither of them alone. ``seqlens_k`` are the only
+    lengths of keys, any if it is empty, ``families`` the only inputs, all if it is None.
     """
 
     masks: Literal["any", "mostly", "none", "causal", "window", "some"] = "any"
@@ -78,14 +79,14 @@ _SEVERAL = {"any": ("dense", *_SOME), "some": _SOME, "mostly": ("dense", *_SOME,
 def _mask(draw: st.DrawFn, kernel: Kernel, wanted: Wanted) -> Json:
     if wanted.masks == "none":
         return {}
-    kinds = _SEVERAL.get(wanted.masks, (wanted.masks,))
+    # A chunk is drawn as often as both others together.
+    kinds = (*_SEVERAL.get(wanted.masks, (wanted.masks,)), *(2 * ("attention_chunk",) if wanted.unseen else ()))
     kind = draw(st.sampled_from([kind for kind in kinds if kind == "dense" or kind in kernel.features]))
-    if kind == "dense":
-        return {}
-    if kind == "causal":
-        return {"causal": True}
-    left, right = draw(st.tuples(st.sampled_from(WINDOW_EDGES), st.sampled_from(WINDOW_EDGES)))
-    return {"window": (left, right)}
+    if kind in ("dense", "causal"):
+        return {"causal": kind == "causal"}
+    if kind == "attention_chunk":
+        return {kind: draw(st.sampled_from((MAX_SEQLEN, MAX_SEQLEN, TILE // 2)))}
+    return {"window": draw(st.tuples(st.sampled_from(WINDOW_EDGES), st.sampled_from(WINDOW_EDGES)))}
 
 
 def _key_lengths(draw: st.DrawFn, wanted: Wanted, count: int) -> list[int]:
@@ -140,7 +141,7 @@ def small_problems(draw: st.DrawFn, kernel: Kernel, wanted: Wanted) -> Attention
             lengths_q[-1] = 0
     else:
         lengths_q = [_length(draw, most)]
-    if wanted.unseen and draw(st.integers(0, 3)):
+    if wanted.unseen and (draw(st.integers(0, 3)) or "attention_chunk" in rest):
         lengths_k[0] = max(lengths_k[0], TILE + 1)
         lengths_k[1:] = [min(n, 8) for n in lengths_k[1:]]  # the call is split by its longest sequence
         lengths_q[-1] = lengths_k[-1] + draw(st.integers(1, 8))

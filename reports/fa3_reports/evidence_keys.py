@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _ORDER_FIELDS = 21  # of an order that count whatever they are; later ones count where they are not the default
 PACKAGES = ("fa3_kernels", "fa3_reference", "fa3_reports")
+_OF_JUDGES = (*PACKAGES, "fa3_simulator", "fa3verify")
+_LISTS = ("fa3verify.known",)  # kernels by their names; the twins among them are listed in fa3verify.kernels.twins
 FORWARD = ("fa3_kernels.twin.forward", "forward")
 ONE_QUERY = ("fa3_reports.one_query", "one_query")
 
@@ -50,11 +52,34 @@ def code_key(module: str, name: str, checkout: Path | None = None) -> str:
     >>> code_key(*FORWARD) == code_key(*ONE_QUERY)
     False
     """
+    return Code(_folders(PACKAGES, checkout)).key(module, name)
+
+
+@cache
+def judge_key(module: str, name: str, checkout: Path | None = None) -> str:
+    """Return 16 hexadecimal digits over what judges, or is judged, with all that it uses of the five packages.
+
+    What the plan hands to a twin is a part of it, as no :func:`launch_key` stands beside it. Lists of kernels that are
+    no twins are left out.
+
+    Parameters
+    ----------
+    module, name, checkout
+        As of :func:`code_key`.
+
+    Raises
+    ------
+    ValueError
+        If the module defines no such name.
+    """
+    return Code(_folders(_OF_JUDGES, checkout), by_value={"cache_directory"}, without=_LISTS).key(module, name)
+
+
+def _folders(packages: Iterable[str], checkout: Path | None) -> dict[str, Path]:
+    """Return where the sources of packages lie."""
     if checkout:
-        folders = {package: checkout / package.partition("_")[2] / package for package in PACKAGES}
-    else:
-        folders = {package: Path(str(find_spec(package).origin)).parent for package in PACKAGES}  # type: ignore[union-attr]
-    return Code(folders).key(module, name)
+        return {package: checkout / package.partition("_")[2] / package for package in packages}
+    return {package: Path(str(find_spec(package).origin)).parent for package in packages}  # type: ignore[union-attr]
 
 
 def launch_key(problem: AttentionProblem, config: Config | None) -> str:

@@ -1,20 +1,23 @@
 """A Merkle hash of a function's syntax: names that the packages define become the hashes of their definitions.
 
 Local names become numbers; comments, docstrings, annotations, imports and the texts of errors are left out, so that a
-rename, a move or a comment keeps the hash. Constants and JSON tables count by value. Nothing is run to find it.
+rename, a move or a comment keeps the hash. Constants and tables in JSON or TOML count by value. Nothing is run to find
+it.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 # What these give to a twin is in the key of a launch, or (the last one) decides no bit.
 BY_VALUE = {"Config", "Order", "OUR_ORDER", "Traits", "default_config", "traits_of", "cache_directory"}
+_TABLES = {".json": json.loads, ".toml": tomllib.loads}
 _DROPPED = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 _Place = tuple[str, str]  # a module and a name in it
 _Scopes = tuple[Mapping[str, str], ...]  # numbers of local names, outermost first
@@ -26,10 +29,17 @@ def short_hash(text: str) -> str:
 
 
 class Code:
-    """The sources of some packages, and the hashes of those of their definitions that were reached."""
+    """The sources of some packages, and the hashes of those of their definitions that were reached.
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
+    Definitions of the names ``by_value`` are not followed, and neither are those of the packages ``without``.
+    """
+
+    def __init__(
+        self, folders: Mapping[str, Path], *, by_value: Collection[str] = BY_VALUE, without: Collection[str] = ()
+    ) -> None:
         self.folders = folders
+        self.by_value = by_value
+        self.without = without
         self.modules: dict[str, dict[str, list[ast.stmt]]] = {}
         self.keys: dict[_Place, str] = {}
         self.open: list[_Place] = []
@@ -55,7 +65,7 @@ class Code:
     def path(self, module: str) -> Path | None:
         """Return the file of a module, None of other packages and of what is no module."""
         package, *rest = module.split(".")
-        if package not in self.folders:
+        if package not in self.folders or any(f"{module}.".startswith(f"{other}.") for other in self.without):
             return None
         place = self.folders[package].joinpath(*rest)
         files = (place.with_suffix(".py"), place / "__init__.py")
@@ -86,7 +96,7 @@ class Code:
     def of(self, module: str, name: str) -> str:
         """Return the hash of a definition, or what other packages call it."""
         place = self.origin(module, name)
-        if place[1] in BY_VALUE:
+        if place[1] in self.by_value:
             return "a value"
         if place in self.open:
             return f"^{len(self.open) - self.open.index(place)}"
@@ -111,11 +121,12 @@ class Code:
                 return short_hash("".join(self.text(x, module, ()) + self.tables(x, module) for x in statements))
 
     def tables(self, statement: ast.stmt, module: str) -> str:
-        """Return the values of the JSON files beside the module that a statement names."""
+        """Return the values of the files beside the module, in JSON or TOML, that a statement names."""
         path = self.path(module)
         texts = {x.value for x in ast.walk(statement) if isinstance(x, ast.Constant) and isinstance(x.value, str)}
-        files = [path.with_name(text) for text in sorted(texts) if text.endswith(".json")] if path else []
-        return "".join(json.dumps(json.loads(file.read_text()), sort_keys=True) for file in files if file.is_file())
+        files = [path.with_name(text) for text in sorted(texts) if text.endswith(tuple(_TABLES))] if path else []
+        read = (_TABLES[file.suffix](file.read_text(encoding="utf-8")) for file in files if file.is_file())
+        return "".join(json.dumps(table, sort_keys=True) for table in read)
 
     def text(self, node: Any, module: str, scopes: _Scopes) -> str:
         """Return a tree in one spelling, without what decides nothing."""
@@ -162,7 +173,7 @@ class Code:
         """Return the names of a function's parameters; of anything else none."""
         room, original = self.origin(module, name)
         match self.module(room).get(original):
-            case [ast.FunctionDef(args=args)] if original not in BY_VALUE:
+            case [ast.FunctionDef(args=args)] if original not in self.by_value:
                 return _parameters(args)
         return []
 
@@ -188,7 +199,7 @@ class Code:
         else:
             called = self.name(place[1], place[0], (), is_called=True)
         named = [(known.index(x.arg) if x.arg in known else x.arg, x.value) for x in node.keywords]
-        named.sort(key=lambda each: str(each[:1]))  # several ** stay in their order
+        named.sort(key=lambda pair: repr(pair[0]))  # two mappings that are unpacked have no name, and keep their order
         given = "".join(f",{name}={self.text(value, module, scopes)}" for name, value in named)
         return f"call({called},{self.text(node.args, module, scopes)}{given})"
 
@@ -230,7 +241,7 @@ class Code:
             if isinstance(x, ast.Name):
                 room, name = place = self.origin(module, x.id)
                 match self.module(room).get(name):
-                    case [ast.ClassDef() as known] if name not in BY_VALUE and place not in self.classes:
+                    case [ast.ClassDef() as known] if name not in self.by_value and place not in self.classes:
                         self.classes[place] = known
                         for base in known.bases:
                             self.is_mixed_in(base, room)

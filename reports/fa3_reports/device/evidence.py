@@ -248,7 +248,7 @@ def _found(source: Source) -> PageTable:
     counted = {name: sum(int(m[name]) for m in modules) for name in ("mutants", "equivalent", "not finished", *FINDERS)}
     faults = counted["mutants"] - counted["equivalent"] - counted["not finished"]
     found = sum(counted[name] for name in FINDERS)
-    rows.append({"kind": "edits of the twins' source that are not equivalent", "faults": faults, "found": found})
+    rows.append({"kind": "edits of the twins' source that no argument covers", "faults": faults, "found": found})
     for row in rows:
         row["share"] = row["found"] / row["faults"]
     columns = (

@@ -18,6 +18,7 @@ from fa3_reports.bench import results
 from fa3_reports.device.launches import concerns
 from fa3_reports.device.source import Row, Source
 from fa3_reports.measured.host_rows import code_keys
+from fa3_reports.mutation import provenance
 from fa3verify import __version__
 from fa3verify.report.tables import count
 
@@ -128,6 +129,17 @@ def _ptx(source: Source, path: str) -> str:
     rows = source.rows(path)
     changed = {row["experiment"] for row in rows if (row["experiment"], row["ptx_sha256"]) not in _experiments()}
     return f"the PTX of {', '.join(sorted(changed))} has changed since it was measured" if changed else ""
+
+
+def _judged(source: Source, path: str) -> str:
+    """Compare the keys of what was judged and of what judged it, which stand beside the tables of a campaign."""
+    place = Path(path)
+    kind = place.name.partition(".")[0]
+    facts = place.with_name(provenance.name_of(kind)).as_posix()
+    if not source.has(facts):
+        return "no keys were kept of the twins that were judged and of the rules that judged them"
+    changed = provenance.changed(kind, source.json(facts)["keys"])
+    return f"{', '.join(changed)} changed since it was judged" if changed else ""
 
 
 def _version(source: Source, path: str) -> str:
@@ -253,7 +265,12 @@ KEYS = (  # the first that fits
     Key(("suites/suites.csv",), _none, "other projects' tests, which call ours and say nothing of launches"),
     Key(("training/losses.csv",), _launches, "our kernels ran in a small model"),
     Key(
-        ("mutants/*.csv", "mutants/automatic.md", "hunt/curves.csv", "invariance/table.json"),
+        (*(f"mutants/{kind}.csv" for kind in provenance.ROOTS), "mutants/automatic.md"),
+        _judged,
+        "mistakes planted in twins, or the twins as they are, were judged",
+    ),
+    Key(
+        ("mutants/bound_terms.csv", "mutants/automatic_2026_11_23.csv", "hunt/curves.csv", "invariance/table.json"),
         _none,
         "searches among twins, which kept no hash of the twins and of the rules",
     ),

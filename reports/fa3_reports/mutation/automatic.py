@@ -12,12 +12,12 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fa3_reports.mutation import edits, examine, reach
+from fa3_reports.mutation import edits, examine, provenance, reach
 from fa3_reports.mutation.edits import Mutant
 from fa3_reports.mutation.equivalence import EQUIVALENT
 from fa3_reports.stored import csv_rows, unpack
 from fa3verify.campaign.profiles import ProfileName
-from fa3verify.campaign.tasks import CallTask, Outcome, run as run_tasks, source_stamp
+from fa3verify.campaign.tasks import CallTask, Outcome, run as run_tasks
 from fa3verify.files import csv_lines, read_text, stored, write_text
 from fa3verify.known import registry
 
@@ -146,17 +146,17 @@ def run(settings: Settings, pool: Executor, progress: Callable[[str], None]) -> 
 
 
 def _lines(settings: Settings, pool: Executor) -> dict[str, dict[str, list[int]]]:
-    """Lines that each kernel runs, kept beside the results with the hash of the code that they are for."""
+    """Lines that each kernel runs, kept beside the results with the keys of the code that they are for."""
     path = settings.out / "lines.json"
-    stamp = source_stamp()
-    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"stamp": stamp}
+    keys = provenance.keys("automatic")
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"keys": keys}
     asked = {"bits": settings.bits}
-    if stored["stamp"] != stamp or stored.get("asked", asked) != asked:
+    if stored["keys"] != keys or stored.get("asked", asked) != asked:
         raise ValueError(f"{settings.out} holds results of other code or settings; name another folder")
     lines = stored.get("lines", {})
     missing = [kernel for kernel in settings.kernels if kernel not in lines]
     lines |= dict(zip(missing, pool.map(reach.lines_of, missing)))
-    write_text(path, json.dumps({"stamp": stamp, "asked": asked, "lines": lines}))
+    write_text(path, json.dumps({"keys": keys, "asked": asked, "lines": lines}))
     return lines
 
 

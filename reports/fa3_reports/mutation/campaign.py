@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fa3_reports.mutation import automatic, grid, museum, sound, tables, uncommon
+from fa3_reports.mutation import automatic, grid, museum, provenance, sound, tables, uncommon
 from fa3_reports.mutation.automatic import Settings
 from fa3_reports.mutation.examine import Examination, warm_up
 from fa3_reports.mutation.museum import Exhibit
@@ -20,13 +20,29 @@ Tell = Callable[[str], None]
 def run(kinds: Sequence[str], progress: Tell, settings: Settings) -> tuple[int, str]:
     """Run a campaign of each kind; return how many mistakes our own rules missed, and the pages as one text.
 
+    Beside the tables of each its provenance is written, with the keys that the code had when the campaign began.
+
     Raises
     ------
     ValueError
         For an unknown module or kernel, or a folder with results of other code.
     """
-    parts = [RUN[kind](progress, settings) for kind in kinds]
+    parts = []
+    for kind in kinds:
+        keys = provenance.keys(kind)
+        parts.append(RUN[kind](progress, settings))
+        provenance.write(settings.out, kind, keys, {name: getattr(settings, name) for name in ASKED[kind]})
     return sum(missed for missed, _ in parts), "\n".join(text for _, text in parts)
+
+
+_EXAMINED = ("profile", "bits")
+ASKED: Mapping[str, Sequence[str]] = {  # the settings that a kind depends on
+    "museum": _EXAMINED,
+    "uncommon": _EXAMINED,
+    "grid": ("rules",),
+    "automatic": (*_EXAMINED, "count", "kernels", "modules", "seed", "seconds"),
+    "sound": ("trials", "seed", "seconds"),
+}
 
 
 def _write(out: Path, stem: str, head: Sequence[str], rows: list[list[object]], page: str) -> None:

@@ -41,9 +41,12 @@ def kernel_of(row: Row) -> Kernel:
 
     def run(problem: AttentionProblem, operands: BackwardOperands, config: Any) -> Gradients:
         def twin(
-            p: AttentionProblem = problem, o: BackwardOperands = operands, fault: BackwardFault | None = None
+            p: AttentionProblem = problem,
+            o: BackwardOperands = operands,
+            fault: BackwardFault | None = None,
+            order: BackwardOrder | None = None,
         ) -> Gradients:
-            return (faulty(fault) if fault else backward)(p, o, config)
+            return (faulty(fault) if fault else backward)(p, o, config, order=order)
 
         return mistake(problem, operands, twin)
 

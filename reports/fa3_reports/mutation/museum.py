@@ -17,7 +17,7 @@ import numpy as np
 from fa3_kernels.faults.table import Fault, Rewrite, faulty, load
 from fa3_reference.problem import AttentionProblem, Operands
 from fa3_reports.mutation import forward_faults, gradient_faults, schedule_faults
-from fa3_reports.mutation.examine import ALIAS, SEED, Examination, examine, mutant_kernel, tasks_of
+from fa3_reports.mutation.examine import ALIAS, SEED, Examination, examine, mutant_kernel, tasks
 from fa3_reports.mutation.forward_faults import Mistake, fed, posed, where
 from fa3_simulator.hazards import check
 from fa3_simulator.machine import load as load_machine
@@ -49,6 +49,8 @@ class Exhibit:
         schedule one that makes the program.
     task : str
         What finds it, tried first.
+    features : frozenset of str
+        What the kernel takes beyond the features of its twin.
     """
 
     row: int
@@ -56,6 +58,13 @@ class Exhibit:
     kernel: str
     plant: StrEnum | Rewrite | Callable[..., Any]
     task: str = "normal"
+    features: frozenset[str] = frozenset()
+
+    @property
+    def sound(self) -> Kernel:
+        """Return the twin without the mistake."""
+        twin = registry.find(self.kernel)
+        return replace(twin, features=twin.features | self.features)
 
 
 def _in_softmax(before: str, after: str) -> Rewrite:
@@ -256,17 +265,18 @@ def kernel_of_exhibit(exhibit: Exhibit, *, bits: bool) -> Kernel:
     """Return the mistaken kernel of an exhibit that is none of a schedule; in a process of its own (see
     :func:`fa3_kernels.faults.table.load`).
     """
-    sound = registry.find(exhibit.kernel)
+    sound = exhibit.sound
     plant = exhibit.plant
-    twin = sound if bits else None
-    name = f"{exhibit.kernel}+museum"
     if isinstance(plant, Rewrite):
-        return replace(mutant_kernel(exhibit.kernel, load(ALIAS, plant), bits=bits), name=name)
-    if isinstance(plant, StrEnum):
-        return replace(registry.find(f"{exhibit.kernel}+{plant}"), name=name, twin=twin)
-    if sound.operation == operations.FORWARD:
-        return replace(sound.altered(run=_around(plant)), name=name, twin=twin)
-    return replace(plant(), name=name, twin=twin)
+        wrong = mutant_kernel(exhibit.kernel, load(ALIAS, plant), bits=bits)
+    elif isinstance(plant, StrEnum):
+        wrong = registry.find(f"{exhibit.kernel}+{plant}")
+    elif sound.operation == operations.FORWARD:
+        wrong = sound.altered(run=_around(plant))
+    else:
+        wrong = plant()
+    name = f"{exhibit.kernel}+museum"
+    return replace(wrong, name=name, features=sound.features, twin=sound if bits else None)
 
 
 def _around(mistake: Mistake) -> Callable[[AttentionProblem, Operands, Any], Result]:
@@ -290,8 +300,13 @@ def show(exhibit: Exhibit, profile: ProfileName = "quick", *, bits: bool = True)
         program: Program = exhibit.plant()  # type: ignore[operator]
         found = check(program, load_machine("h200"), orders=ORDERS)
         return Examination(("hazards",) if found else (), "hazards" if found else "", SIMULATOR, "", 1, 0.0)
-    tasks = [task for task in tasks_of(exhibit.kernel, profile) if task != exhibit.task]
-    plan = [(exhibit.kernel, task) for task in (exhibit.task, *tasks)]
+    return judged(exhibit, profile, bits=bits)
+
+
+def judged(exhibit: Exhibit, profile: ProfileName, *, bits: bool) -> Examination:
+    """Examine one exhibit that is none of a schedule."""
+    others = [task for task in tasks(exhibit.sound, profile) if task != exhibit.task]
+    plan = [(exhibit.kernel, task) for task in (exhibit.task, *others)]
     found = examine(lambda kernel: kernel_of_exhibit(exhibit, bits=bits), plan, profile, SEED)
     assert found is not None  # it has no end
     return found

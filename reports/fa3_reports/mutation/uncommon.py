@@ -6,6 +6,7 @@ below the normal numbers, near a sentinel, beyond the range of an exponential, o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fa3verify.operations.forward import Result
 _F16 = "twin.fp16"
 _BF16 = "twin.bf16"
 _FP8 = "twin.e4m3"
+_CHUNKS = frozenset({"attention_chunk"})
 
 
 def _flushed_operands(problem: AttentionProblem, operands: Operands) -> dict[str, Any]:
@@ -62,6 +64,30 @@ def _sequences_by_four(problem: AttentionProblem, operands: Operands) -> dict[st
 
 def _half_a_tile_last(problem: AttentionProblem) -> bool:
     return not problem.is_varlen and problem.seqlen_k % 128 == 64
+
+
+def _without_a_chunk_of_all_keys(problem: AttentionProblem) -> dict[str, Any]:
+    """A chunk as long as all keys is dropped, as if it hid none: not even from queries in front of the first key."""
+    longest = max(problem.seqlens_k or (problem.seqlen_k,))
+    return {"attention_chunk": 0} if problem.attention_chunk >= longest else {}
+
+
+def _first_chunk_in_front(problem: AttentionProblem, operands: Operands, config: Any, run: Run) -> Result:
+    """Queries in front of the first key see its chunk, in batched calls without another mask."""
+    found = run()
+    early = problem.seqlen_q - problem.seqlen_k
+    chunk = min(problem.attention_chunk, problem.seqlen_k)
+    if problem.is_varlen or problem.causal or problem.window != (-1, -1) or early <= 0 or not chunk:
+        return found
+    first = run(
+        p=replace(problem, seqlen_q=early, seqlen_k=chunk, attention_chunk=0),
+        o=replace(operands, q=operands.q[:, :early], k=operands.k[:, :chunk], v=operands.v[:, :chunk]),
+    )
+    out = found.out.copy()
+    lse = np.array(found.lse)
+    out[:, :early] = first.out
+    lse[..., :early] = first.lse
+    return Result(out, lse)
 
 
 def _in_encode_p(floor: str) -> Rewrite:
@@ -140,4 +166,21 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit(0, "kv heads are counted modulo four", _F16, fed(_heads_by_four), COVER),
     Exhibit(0, "sequences are counted modulo four", _F16, fed(_sequences_by_four), COVER),
     Exhibit(0, "a row without a key gives the mean of V", _F16, _mean_of_values, "empty_rows_are_zero"),
+    # The last two were ours, until 2026-11-30.
+    Exhibit(
+        0,
+        "a chunk as long as all keys is dropped though queries stand in front of the first key",
+        _F16,
+        posed(_without_a_chunk_of_all_keys),
+        "empty_rows_are_zero",
+        _CHUNKS,
+    ),
+    Exhibit(
+        0,
+        "queries in front of the first key see the first chunk",
+        _F16,
+        _first_chunk_in_front,
+        "empty_rows_are_zero",
+        _CHUNKS,
+    ),
 )

@@ -13,6 +13,7 @@ import pytest
 from fa3_reports import claims, stored
 from fa3_reports.device import keys, page
 from fa3_reports.device.source import Source
+from fa3_reports.mutation import provenance
 from fa3verify import files
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -77,7 +78,7 @@ def with_another_key(path: Path) -> None:
             continue
         text = files.read_text(file)
         text = re.sub(r'(launches_sha256"?[:=] ?"?)[0-9a-f]{8}', r"\g<1>00000000", text)
-        text = re.sub(r'("[a-z0-9_]+": ")[0-9a-f]{16}"', r'\g<1>0000000000000000"', text)  # of one launch or function
+        text = re.sub(r'("[^"]+": ")[0-9a-f]{16}"', r'\g<1>0000000000000000"', text)  # of one launch, or function
         text = re.sub(r'("version": ")\d+\.\d+\.\d+"', r'\g<1>0.0.0"', text)
         files.write_text(file, text)
     if path.suffix == ".csv" and not path.name.endswith(".stamps.csv"):
@@ -97,6 +98,20 @@ def test_a_file_with_another_key_is_stale_and_says_why(path, tmp_path):
     assert keys.why_stale(Source(there.parent), there.name)
 
 
+@pytest.mark.parametrize("kind", provenance.ROOTS)
+def test_a_table_of_mutants_is_stale_by_any_of_its_keys_and_says_which(kind, tmp_path):
+    (tmp_path / "mutants").mkdir()
+    source, path = Source(tmp_path), f"mutants/{kind}.csv"
+    (tmp_path / path).write_text("planted\n")
+    assert "no keys were kept" in keys.why_stale(source, path)
+    known = provenance.keys(kind)
+    provenance.write(tmp_path / "mutants", kind, known, {"profile": "quick"})
+    assert keys.why_stale(source, path) == ""
+    for name in known:
+        provenance.write(tmp_path / "mutants", kind, known | {name: "0" * 16}, {})
+        assert keys.why_stale(source, path) == f"{name} changed since it was judged"
+
+
 def test_a_release_of_another_version_is_stale(tmp_path):
     for name, is_stale in (("release-0.0.1", True), (f"release-{keys.__version__}", False)):
         (tmp_path / name).mkdir()
@@ -105,7 +120,7 @@ def test_a_release_of_another_version_is_stale(tmp_path):
 
 
 def test_a_file_of_which_no_hash_was_kept_is_not_called_current():
-    for path in ("h200/speed/unlisted/unlisted.csv", "h200/speed/packed/packed.csv", "mutants/museum.csv"):
+    for path in ("h200/speed/unlisted/unlisted.csv", "h200/speed/packed/packed.csv", "mutants/bound_terms.csv"):
         assert "no hash" in keys.why_stale(Source(REPORTS), path)
 
 

@@ -44,20 +44,20 @@ def test_the_same_seed_chooses_the_same_mutants(settings):
 
 
 def test_a_campaign_goes_on_from_what_it_has(settings, monkeypatch):
-    monkeypatch.setattr(automatic, "source_stamp", lambda: "one")
+    monkeypatch.setattr(automatic.provenance, "keys", lambda kind: {"twin": "one"})
     pool = Now()
     fates = automatic.run(settings, pool, lambda _: None)
     assert len(pool.asked) == len(fates) == 40
     again = Now()
     assert [f.status for f in automatic.run(settings, again, lambda _: None)] == [f.status for f in fates]
     assert again.asked == []
-    monkeypatch.setattr(automatic, "source_stamp", lambda: "another")
+    monkeypatch.setattr(automatic.provenance, "keys", lambda kind: {"twin": "another"})
     with pytest.raises(ValueError, match="other code"):
         automatic.run(settings, again, lambda _: None)
 
 
 def test_release_sees_what_quick_did_not_find_task_by_task(settings, monkeypatch):
-    monkeypatch.setattr(automatic, "source_stamp", lambda: "one")
+    monkeypatch.setattr(automatic.provenance, "keys", lambda kind: {"twin": "one"})
     from dataclasses import replace
 
     pool = Now()
@@ -69,7 +69,7 @@ def test_release_sees_what_quick_did_not_find_task_by_task(settings, monkeypatch
 
 
 def test_release_sees_what_an_argument_covers_last(settings, monkeypatch):
-    monkeypatch.setattr(automatic, "source_stamp", lambda: "one")
+    monkeypatch.setattr(automatic.provenance, "keys", lambda kind: {"twin": "one"})
     from dataclasses import replace
 
     argued = next(name for name in EQUIVALENT if name.startswith("combine"))
@@ -91,7 +91,7 @@ def test_an_argument_counts_until_bits_contradict_it():
 
 
 def test_the_page_counts_every_mutant_once(settings, monkeypatch):
-    monkeypatch.setattr(automatic, "source_stamp", lambda: "one")
+    monkeypatch.setattr(automatic.provenance, "keys", lambda kind: {"twin": "one"})
     fates = automatic.run(settings, Now(), lambda _: None)
     *_, (name, mutants, *counts, share) = tables.scores(fates, lambda fate: fate.mutant.module)
     crash, laws, bound, baseline, _bits, equal, missed, unfinished = counts

@@ -6,7 +6,7 @@ import pytest
 
 from fa3_reports.mutation import edits
 from fa3_reports.mutation.equivalence import EQUIVALENT
-from fa3_reports.mutation.examine import SEARCH, SEED, examine, examine_mutant
+from fa3_reports.mutation.examine import SEARCH, SEED, examine, examine_mutant, found_by
 from fa3verify.campaign.profiles import ACTIVATIONS, PROFILES, families, family_cases
 from fa3verify.known.registry import find
 
@@ -82,3 +82,13 @@ def test_a_kernel_that_cannot_be_made_is_no_finding():
 
     with pytest.raises(RuntimeError, match="no such thing"):
         examine(make, NORMAL, "quick", 0)
+
+
+def test_a_task_that_the_sound_twin_fails_finds_nothing():
+    """Each edit that fa3-fwd's twin runs counted as found by the property that this twin itself breaks."""
+    kernel, task = "twin.flash3.dew.fp16", "error_within_bound"
+    assert found_by(find(kernel), task, "quick", 0) == ("laws",)
+    unseen = "forward._Attention.scale: if self.takes_tanh: -> if False:"  # it has no softcap
+    found = examine_mutant(unseen, [(kernel, task)], "quick")
+    assert found is not None
+    assert found.found_by == ()

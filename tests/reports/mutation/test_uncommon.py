@@ -46,7 +46,9 @@ def test_what_is_planted_in_a_line_finds_that_line(exhibit):
 
 @pytest.mark.parametrize("task", sorted({exhibit.task for exhibit in TRIED} - {COVER}))  # a campaign has that one
 def test_the_sound_twin_passes_the_same_tasks(task):
-    assert found_by(registry.find("twin.fp16"), task, "quick", 0) == ()
+    asked = {exhibit.sound.features: exhibit.sound for exhibit in TRIED if exhibit.task == task}
+    for sound in asked.values():
+        assert found_by(sound, task, "quick", 0) == ()
 
 
 @pytest.mark.parametrize("seqlen_q", [1, 5])
