@@ -285,9 +285,9 @@ def sanitizer(source: Source) -> Section:
         PageColumn("not run to the end", "incomplete", whole),
     )
     note = (
-        "A report passes only where the machine code shows the barrier that orders the two accesses. racecheck does "
-        "not relate a barrier to itself at another place of the code; synccheck takes a barrier that two warpgroups "
-        "meet from two places for divergence."
+        "Launches that changed since they were examined are not among these. A report passes only where the machine "
+        "code shows the barrier that orders the two accesses. racecheck does not relate a barrier to itself at another "
+        "place of the code; synccheck takes a barrier that two warpgroups meet from two places for divergence."
     )
     table = PageTable(
         "sanitizer",

@@ -248,7 +248,6 @@ def others(source: Source) -> Section:
     for grid, title in titles.items():
         for bench in benches(source, (grid,)):
             blocks.append(_cells_by_kernel(bench, source, title))
-    blocks += _packed(source)
     return Section("shapes", "Ablation, grouped heads, decoding, calls", (), blocks)
 
 
@@ -296,20 +295,3 @@ def _float(text: str) -> float | None:
 
 def _thousands(text: str) -> float | None:
     return float(text) / 1e3 if text else None
-
-
-def _packed(source: Source) -> list[PageTable]:
-    path = "speed/packed/packed.csv"
-    if not source.has(path):
-        return []
-    times: dict[tuple[str, str, str], dict[str, float]] = {}
-    for r in source.rows(path):
-        times.setdefault((r["mix"], r["mask"], r["dtype"]), {})[r["version"]] = float(r["us"])
-    versions = in_order(version for found in times.values() for version in found)
-    rows: list[dict[str, Any]] = [
-        {"mix": mix, "mask": mask, "dtype": dtype} | found for (mix, mask, dtype), found in times.items()
-    ]
-    columns = [PageColumn("lengths", "mix"), PageColumn("mask", "mask"), PageColumn("dtype", "dtype")]
-    columns += [PageColumn(f"{version}, us", version, fixed(0)) for version in versions]
-    note = "old: the schedule that the host made in release 0.1.0; new: the one that the GPU makes."
-    return [PageTable("packed", "Packed sequences", columns, rows, (path,), note, fold=True)]
