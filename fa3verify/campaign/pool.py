@@ -9,6 +9,7 @@ what runs in a worker's process is :mod:`fa3verify.campaign.worker`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -16,7 +17,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -30,6 +31,7 @@ from fa3verify.text import of_error, one_line
 
 WARM_UP = 5  # a worker that imports or compiles may take so many times the limit of a task
 TAIL_BYTES = 4000  # how much of a worker's last output is kept for the message about its death
+DEVICES_VARIABLE = "FA3VERIFY_DEVICES"  # GPUs of the workers, which the option --devices puts there
 AN_HOUR_S = 3600.0
 A_DAY_S = 86_400.0
 PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe, to end by itself
@@ -89,14 +91,14 @@ class _Isolated(Timed):
 class _Worker:
     """One worker process, as the parent sees it: a pipe, the note of its present case, and what it printed last."""
 
-    def __init__(self, memory_bytes: int | None) -> None:
+    def __init__(self, memory_bytes: int | None, device: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         ours, printed = context.Pipe(duplex=False)
         self.is_ended = False
         self.note = worker.Note(Path(tempfile.gettempdir()) / f"fa3verify-{os.getpid()}-{id(self):x}.json")
         self.printed = b""
-        arguments = (theirs, printed, os.getpid(), self.note.path, memory_bytes)
+        arguments = (theirs, printed, os.getpid(), self.note.path, memory_bytes, device)
         self.process = context.Process(target=worker.serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -204,15 +206,21 @@ class IsolatingPool(Executor):
         the limit.
     memory_bytes : int, optional
         Private memory of each worker; no limit by default.
+    devices : sequence of str, optional
+        GPUs as CUDA_VISIBLE_DEVICES names them, dealt out to the workers, each of which sees its own alone. By default
+        all see what this process sees.
     """
 
-    def __init__(self, workers: int, limit_s: float, *, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self, workers: int, limit_s: float, *, memory_bytes: int | None = None, devices: Sequence[str] = ()
+    ) -> None:
         self._limit_s = limit_s
         self._memory_bytes = memory_bytes
         self._tasks: queue.SimpleQueue[tuple[_Isolated, memoryview] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._workers: set[_Worker] = set()
-        self._threads = [threading.Thread(target=self._own_worker, daemon=True) for _ in range(workers)]
+        owned = itertools.islice(itertools.cycle(devices or [""]), workers)
+        self._threads = [threading.Thread(target=self._own_worker, args=(each,), daemon=True) for each in owned]
         for thread in self._threads:
             thread.start()
 
@@ -244,7 +252,7 @@ class IsolatingPool(Executor):
         """Shut down; an error or an interruption ends what still runs."""
         self.shutdown(cancel_futures=kind is not None)
 
-    def _own_worker(self) -> None:
+    def _own_worker(self, device: str) -> None:
         """Run in one thread per worker process: hand it tasks, watch it, replace it when lost.
 
         Linux ends a worker when the thread that started it ends, so that thread must live as long.
@@ -256,7 +264,7 @@ class IsolatingPool(Executor):
                 future.cancel()
                 continue
             try:
-                mine = mine or _Worker(self._memory_bytes)
+                mine = mine or _Worker(self._memory_bytes, device)
             except OSError as error:  # too many processes, or too little memory for another
                 future.set_exception(WorkerLost(f"no process could be started for it: {of_error(error)}"))
                 continue
@@ -297,8 +305,9 @@ def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int |
     """Return an :class:`IsolatingPool` on this machine whose processes use one core each; 0 workers are one per core.
 
     The variables are set in this process, whose children inherit them, unless they are set already. The last one keeps
-    torch's compiler from starting a process per core in each worker.
+    torch's compiler from starting a process per core in each worker. :data:`DEVICES_VARIABLE` has their GPUs.
     """
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(variable, "1")
-    return IsolatingPool(workers or default_workers(), limit_s, memory_bytes=memory_bytes)
+    devices = [each for each in os.environ.get(DEVICES_VARIABLE, "").split(",") if each]
+    return IsolatingPool(workers or default_workers(), limit_s, memory_bytes=memory_bytes, devices=devices)

@@ -172,7 +172,9 @@ class Note:
             self._pipe.send(Message("warming" if begins else "warm"))
 
 
-def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory_bytes: int | None) -> None:
+def serve(
+    pipe: Connection, printed: Connection, parent: int, note: Path, memory_bytes: int | None, device: str
+) -> None:
     """Run the calls that arrive through the pipe, and send a message with the end of each, until the pipe is closed.
 
     Parameters
@@ -187,7 +189,11 @@ def serve(pipe: Connection, printed: Connection, parent: int, note: Path, memory
         File that holds the case it is at.
     memory_bytes : int, optional
         Private memory that may be written, no limit by default; beyond it allocations fail (MemoryError).
+    device : str
+        The GPU that it sees, as CUDA_VISIBLE_DEVICES names it; empty for all that its parent sees.
     """
+    if device:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
     confine(printed, memory_bytes)
     fork_below(parent, not_shared=(pipe,))
     watch.listen(Note(note, pipe))

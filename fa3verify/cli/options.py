@@ -13,6 +13,7 @@ from click import get_current_context
 from click.core import ParameterSource
 
 from fa3_reference.rules import require
+from fa3verify.campaign.pool import DEVICES_VARIABLE
 from fa3verify.known.libraries import FOLDER_VARIABLE
 
 Decorator = Callable[[Callable], Callable]
@@ -50,6 +51,18 @@ def group(*options: Decorator) -> Decorator:
     return add
 
 
+def _remember_devices(_context: Any, _parameter: Any, devices: str | None) -> None:
+    if devices == "all":
+        from fa3verify.timed.timing import device_names
+
+        try:
+            devices = ",".join(device_names())
+        except OSError:
+            raise click.BadParameter("there is no GPU: nvidia-smi is not on the PATH") from None
+    if devices:
+        os.environ[DEVICES_VARIABLE] = devices
+
+
 peers_option = click.option(
     "--peers",
     type=click.Path(file_okay=False, resolve_path=True),
@@ -61,8 +74,16 @@ seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=
 workers_option = click.option(
     "--workers", type=click.IntRange(0), default=0, help="Processes; 0 is one per core, of atlas half as many again."
 )
+devices_option = click.option(
+    "--devices",
+    metavar="all|N,N,...",
+    expose_value=False,
+    callback=_remember_devices,
+    help="GPUs that the workers are dealt out to; by default all use the first one.",
+)
 # Options of the processes that kernels run in.
 pool_options = group(
+    devices_option,
     click.option(
         "--memory-limit",
         type=click.FloatRange(0),

@@ -9,6 +9,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, fail, require_device
+from fa3verify.cli.options import devices_option
 
 
 @click.command(cls=Verb, epilog=EPILOG)
@@ -16,6 +17,7 @@ from fa3verify.cli.exits import EPILOG, FINDING, NOTHING, OK, Verb, emit, fail, 
 @click.option("--dtype", "dtypes", type=click.Choice(["fp16", "bf16", "e4m3"]), multiple=True, help="All by default.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/bits"), show_default=True)
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that share the GPU; 0 is one per core.")
+@devices_option
 @click.option("--budget", type=click.FloatRange(0), default=float("inf"), help="Seconds after which the rest is left.")
 @click.option(
     "--keep",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fa3verify.campaign.pool import IsolatingPool, TaskError, WorkerLost, processes
+from fa3verify.campaign.pool import DEVICES_VARIABLE, IsolatingPool, TaskError, WorkerLost, processes
 from fa3verify.campaign.tasks import CallTask, run
 from fa3verify.kernels import watch
 from tests.sampling import sampled
@@ -356,6 +357,33 @@ def test_a_process_has_one_thread_of_every_library_unless_the_user_says_otherwis
             monkeypatch.delenv(name)
     with processes(1) as executor:
         assert [executor.submit(os.getenv, name).result() for name in names] == [wanted] * 4
+
+
+def held(folder: Path) -> tuple[str, float, float]:
+    """Work for 0.2 s on the GPU that this process sees, as a launch does: one at a time. Return which, and when."""
+    device = os.environ["CUDA_VISIBLE_DEVICES"]
+    with (folder / device).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        began_s = time.monotonic()
+        time.sleep(0.2)
+        return device, began_s, time.monotonic()
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [("3", 1), ("3,GPU-5", 2)])
+def test_workers_are_dealt_out_to_gpus_which_then_work_at_the_same_time(tmp_path, monkeypatch, devices, at_once):
+    monkeypatch.setenv(DEVICES_VARIABLE, devices)
+    with processes(4) as executor:
+        calls = [future.result() for future in [executor.submit(held, tmp_path) for _ in range(12)]]
+    assert {device for device, *_ in calls} == {*devices.split(",")}
+    most = max(sum(began_s <= at_s < ended_s for _, began_s, ended_s in calls) for _, at_s, _ in calls)
+    assert most == at_once
+
+
+def test_a_worker_that_is_replaced_keeps_its_gpu():
+    with IsolatingPool(1, limit_s=20.0, devices=["7"]) as executor:
+        with pytest.raises(WorkerLost):
+            executor.submit(os._exit, 3).result(timeout=60)
+        assert executor.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result(timeout=60) == "7"
 
 
 def test_a_call_that_cannot_be_sent_raises_at_once(pool):

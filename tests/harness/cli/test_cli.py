@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from fa3_reference.problem import AttentionProblem
 from fa3verify.campaign import replay_files
+from fa3verify.campaign.pool import DEVICES_VARIABLE
 from fa3verify.cases.case import Case
 from fa3verify.cli.main import main
 from fa3verify.commands import publish, verify as jobs
@@ -265,3 +266,23 @@ def test_a_page_is_of_one_run(tmp_path, monkeypatch, names, code):
         (tmp_path / name).touch()
     done = CliRunner().invoke(main, ["report", *(str(tmp_path / name) for name in names), "--out", str(tmp_path / "x")])
     assert done.exit_code == code, done.output
+
+
+@pytest.mark.parametrize(("visible", "wanted"), [("", "0,1"), ("2,GPU-7", "2,GPU-7")])
+def test_all_devices_are_those_that_this_process_may_use(monkeypatch, tmp_path, visible, wanted):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0\necho 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv(DEVICES_VARIABLE, "")  # set back after the test
+    assert run("verify", "no.such.kernel", "--devices", "all").exit_code == 2
+    assert os.environ[DEVICES_VARIABLE] == wanted
+
+
+def test_all_devices_of_a_machine_without_a_gpu_are_a_usage_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = run("verify", "twin.fp16", "--devices", "all")
+    assert done.exit_code == 2
+    assert "there is no GPU" in done.output
