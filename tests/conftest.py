@@ -42,7 +42,7 @@ class InThisProcess(Executor):
     ``calls`` counts them.
     """
 
-    def __init__(self, workers: int = 1, limit_s: float = 1.0, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, workers: int = 1, limit_s: float = 1.0, **options: Any) -> None:
         self.calls = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> pool.Timed:

@@ -225,9 +225,12 @@ def test_what_the_file_says_is_not_taken_twice(tmp_path: Path) -> None:
 MEASURED = sorted((Path(__file__).parents[2] / "reports" / "h200" / "simulator" / "timelines").glob("*.stamps.csv"))
 
 
+TOO_SLOW = {"e4m3_d64_chained"}  # whose stamps made it 3.4 % slower when it was measured again: no evidence
+
+
 def test_the_measured_timelines_are_evidence_of_these_kernels_or_marked_stale() -> None:
     names = {x.name.removesuffix("_stamps") for x in instrumented()}
-    assert {path.name.partition(".")[0] for path in MEASURED} == names
+    assert {path.name.partition(".")[0] for path in MEASURED} == names - TOO_SLOW
     for path in MEASURED:
         lines = (line[2:].partition("=") for line in path.read_text().splitlines() if line.startswith("# "))
         head = {name: value for name, _, value in lines}
