@@ -7,6 +7,7 @@ Searches are printed by :mod:`fa3verify.cli.console_search`; the exit code of a 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -70,10 +71,9 @@ def progress(quiet: bool) -> Iterator[Callable[[int, Outcome | None], None]]:
     narrow = console.width < 70
     # Room for the name of a task beside the other columns.
     fitting = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - (24 if narrow else 44)))
-    between = () if narrow else (BarColumn(),)
     columns = (
         TextColumn("{task.description}", table_column=fitting),
-        *between,
+        *(() if narrow else (BarColumn(),)),
         MofNCompleteColumn(),
         *(() if narrow else (TimeElapsedColumn(),)),
         TextColumn("left"),
@@ -318,11 +318,10 @@ def counting(what: str, quiet: bool) -> Iterator[Callable[[str], None]]:
     hidden = quiet or not console.is_terminal
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, disable=hidden) as bar:
         task = bar.add_task(what, total=None)
-        done = []
+        done = itertools.count(1)
 
         def tell(name: str) -> None:
-            done.append(name)
-            bar.update(task, description=f"{what}: {len(done)} done, {escape(name)}")
+            bar.update(task, description=f"{what}: {next(done)} done, {escape(name)}")
 
         yield tell
 

@@ -206,7 +206,6 @@ def told_anyhow(code: int) -> Iterator[None]:
     except OSError as error:
         with contextlib.suppress(OSError):
             name = error.filename or "output"
-            reason = error.strerror or error
-            click.echo(f"fa3verify: {name} cannot be written: {reason}", err=True)
+            click.echo(f"fa3verify: {name} cannot be written: {error.strerror or error}", err=True)
         code = code or ENVIRONMENT
     raise Exit(code)

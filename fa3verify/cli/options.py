@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,14 @@ Options = dict[str, Any]  # values of options, by the names of a command's param
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
-def _numbers(pattern: str, example: str) -> Callable[..., tuple[int, ...] | None]:
-    """Return a callback that reads the whole numbers of an option; other texts than ``pattern`` are errors."""
-
-    def read(_context: Any, _parameter: Any, value: str | None) -> tuple[int, ...] | None:
-        if value is not None and not re.fullmatch(pattern, value):
-            raise click.BadParameter(f"must be {example}, got {value!r}")
-        return tuple(map(int, re.findall(r"\d+", value))) if value else None
-
-    return read
+def _numbers(pattern: str, example: str, _context: Any, _parameter: Any, value: str | None) -> tuple[int, ...] | None:
+    """Read the whole numbers of an option; other texts than ``pattern`` are errors."""
+    if value is not None and not re.fullmatch(pattern, value):
+        raise click.BadParameter(f"must be {example}, got {value!r}")
+    return tuple(map(int, re.findall(r"\d+", value))) if value else None
 
 
-_lengths = _numbers(r"\d+(,\d+)*", "lengths such as 300,1,500")
+_lengths = partial(_numbers, r"\d+(,\d+)*", "lengths such as 300,1,500")
 
 
 def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
@@ -42,13 +39,7 @@ def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
 
 def group(*options: Decorator) -> Decorator:
     """Return one decorator that adds several options to a command; its help lists the first one last."""
-
-    def add(command: Callable) -> Callable:
-        for option in options:
-            command = option(command)
-        return command
-
-    return add
+    return lambda command: reduce(lambda made, option: option(made), options, command)
 
 
 def _remember_devices(_context: Any, _parameter: Any, devices: str | None) -> None:
@@ -176,7 +167,7 @@ backward_option = click.option(
 schedule_options = group(
     click.option(
         "--tile",
-        callback=_numbers(r"\d+x\d+", "ROWSxKEYS such as 128x176"),
+        callback=partial(_numbers, r"\d+x\d+", "ROWSxKEYS such as 128x176"),
         metavar="ROWSxKEYS",
         help="The kernel's own by default.",
     ),
@@ -220,13 +211,11 @@ def is_given(name: str) -> bool:
     return get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def given_options(names: Iterable[str]) -> list[str]:
-    """Return the options among ``names`` that the running command was given, as users write them (``--head-dim``)."""
-    known = {p.name: p.opts[-1] for p in get_current_context().command.params}
-    return [known[name] for name in names if is_given(name)]
-
-
 def refuse_options(names: Iterable[str], rule: str) -> None:
-    """Raise ValueError if the running command was given any of these options; they stand for {} in the rule."""
-    given = given_options(names)
+    """Raise ValueError if the running command was given any of these options.
+
+    They stand for {} in the rule, as users write them (``--head-dim``).
+    """
+    known = {p.name: p.opts[-1] for p in get_current_context().command.params}
+    given = [known[name] for name in names if is_given(name)]
     require(not given, rule.format(", ".join(given)))

@@ -20,10 +20,10 @@ from fa3verify.cli.described import cubin_options, described_options, machine_of
 from fa3verify.cli.exits import EPILOG, FINDING, Verb, emit
 from fa3verify.cli.options import (
     Options,
-    given_options,
     is_given,
     machine_option,
     problem_options,
+    refuse_options,
     schedule_options,
 )
 from fa3verify.files import Json
@@ -48,17 +48,13 @@ def _config(options: Options, problem: AttentionProblem, sms: int) -> AnyConfig:
     from fa3_simulator.schedules import read_switches
 
     if options["backward"]:
-        if given := given_options(FORWARD_ONLY):
-            raise ValueError(f"--backward does not take {', '.join(given)}")
+        refuse_options(FORWARD_ONLY, "--backward does not take {}")
         changes = {"turns": options["turns"]} | ({"num_stages": options["stages"]} if is_given("stages") else {})
         return backward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], **changes)
-    if is_given("turns"):
-        raise ValueError("--turns is for --backward")
-    changes = {name: options[name] for name in ("promotion_interval", "num_splits", "pack_gqa")}
-    changes["num_stages"] = options["stages"]
-    changes |= {"pv_from_registers": False} if options["p_in_smem"] else {}
-    changes |= read_switches(options["schedule"]) if options["schedule"] else {}
-    named = {name: value for name, value in changes.items() if value is not None}
+    refuse_options(("turns",), "{} is for --backward")
+    named = {name: x for name in ("promotion_interval", "num_splits", "pack_gqa") if (x := options[name]) is not None}
+    named |= {"num_stages": options["stages"]} | ({"pv_from_registers": False} if options["p_in_smem"] else {})
+    named |= read_switches(options["schedule"]) if options["schedule"] else {}
     return forward_choice.schedule_for(problem, options["kernel"], tile=options["tile"], sms=sms, **named)
 
 

@@ -160,6 +160,12 @@ BINDS = {"mufu": "exp2", "hbm": "HBM", "l2": "L2", "reduce": "dQ"}  # names of r
 NAMED = 4  # how many tiles that take the same time, and constants in which two machines differ, are named
 WIDTH = 80
 ERROR = 0.05  # of a simulated time of somebody's kernel
+LEGEND = """\
+=: a tie: as near to the first of the tie as half of the wider interval of both
+gap: beyond the lower bound: each GEMM, exponential, HBM byte once at full rate
+binds: what is busiest, and its share of the time. P: where P V has it from
+G: our Gluon kernels can be launched so. F: FlashAttention-3 is launched so
+"""
 SPARE = ("TFLOP/s", "gap")  # columns that are left out, in this order, where lines would be too long
 
 
@@ -329,11 +335,7 @@ def print_legend(found: Sequence[MachineRanking], hazards: Sequence[Mapping[str,
         _wrapped(f"90%: interval of the measured time, by held-out H200 timings of {classes}")
     if None in known:
         click.echo("no interval: too few such launches were timed to say how far off this may be")
-    click.echo("=: a tie: as near to the first of the tie as half of the wider interval of both")
-    click.echo("gap: beyond the lower bound: each GEMM, exponential, HBM byte once at full rate")
-    click.echo("binds: what is busiest, and its share of the time. P: where P V has it from")
-    click.echo("G: our Gluon kernels can be launched so. F: FlashAttention-3 is launched so")
-    click.echo(hazards_line(hazards, "in those shown").strip())
+    click.echo(LEGEND + hazards_line(hazards, "in those shown").strip())
 
 
 def print_changes(found: MachineRanking, first: MachineRanking) -> None:

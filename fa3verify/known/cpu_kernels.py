@@ -40,13 +40,9 @@ def _any_tree(config: Config, order: SoftmaxOrder, **more: Any) -> KernelModel:
     return KernelModel(config.dtype, config.out_dtype, order=order, **kept, **more)
 
 
-def all_fp32(config: Config) -> KernelModel:
-    """Return the model of torch's MATH on any device, which computes in binary32 until it rounds the output."""
-    return _any_tree(config, _UNFUSED, probabilities="fp32")
-
-
-def _rounded_weights(config: Config) -> KernelModel:
-    return _any_tree(config, _UNFUSED)
+# The model of torch's MATH on any device, which computes in binary32 until it rounds the output.
+all_fp32 = partial(_any_tree, order=_UNFUSED, probabilities="fp32")
+_rounded_weights = partial(_any_tree, order=_UNFUSED)
 
 
 def rounded_scores(config: Config) -> KernelModel:

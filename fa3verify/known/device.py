@@ -129,9 +129,8 @@ def descales_of(operands: Operands) -> Descales:
 def run_quantiser(given: Mapping[str, np.ndarray], options: Keywords) -> QuantizedTensors:
     """Quantise on the GPU: q, k and v, and for packed sequences ``cu_seqlens_q`` and ``cu_seqlens_k``."""
     tensors: Keywords = {name: to_gpu(x) for name, x in given.items()}
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        if name in given:
-            tensors[f"max_seqlen_{name[-1]}"] = int(np.diff(given[name]).max())
+    starts = {name[-1]: x for name, x in given.items() if name.startswith("cu_seqlens")}
+    tensors |= {f"max_seqlen_{name}": int(np.diff(x).max()) for name, x in starts.items()}
     with unchanged(tensors):
         return quantize_qkv(**tensors, **options)
 

@@ -20,10 +20,12 @@ def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch
     """Prepare a call. The options are num_splits, 1 by default, and pack_gqa; at num_splits 0, and without pack_gqa,
     the library chooses.
     """
-    packed: dict[str, torch.Tensor | int | None] = {}
-    if problem.is_varlen:
-        packed = {"cu_seqlens_q": given.cu_seqlens_q, "cu_seqlens_k": given.cu_seqlens_k}
-        packed |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+    packed = {
+        "cu_seqlens_q": given.cu_seqlens_q,
+        "cu_seqlens_k": given.cu_seqlens_k,
+        "max_seqlen_q": problem.seqlen_q,
+        "max_seqlen_k": problem.seqlen_k,
+    }
     descales = {name: getattr(given, name) for name in ("q_descale", "k_descale", "v_descale")}
 
     def launch() -> LaunchOutput:
@@ -31,7 +33,7 @@ def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch
             given.q,
             given.k,
             given.v,
-            **packed,
+            **(packed if problem.is_varlen else {}),
             **{name: x for name, x in descales.items() if x is not None},
             softmax_scale=problem.softmax_scale,
             is_causal=problem.causal,

@@ -33,12 +33,14 @@ def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch
     With an LSE it is compiled as torch does by default: a second shape makes it compile for any shape. Without an LSE,
     which is what bench times, it is compiled for each shape, as its users do for speed.
     """
-    mask = None
     offset = problem.seqlen_k - problem.seqlen_q
-    if problem.causal:
-        mask = create_block_mask(
+    mask = (
+        create_block_mask(
             lambda b, h, i, j: j <= i + offset, None, None, problem.seqlen_q, problem.seqlen_k, device=given.q.device
         )
+        if problem.causal
+        else None
+    )
     q, k, v = (x.transpose(1, 2) for x in given[:3])
     named = {"block_mask": mask, "enable_gqa": problem.group > 1, "scale": problem.softmax_scale}
     if not options.get("lse", True):

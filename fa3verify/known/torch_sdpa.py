@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fa3_reference.problem import AttentionProblem
+from fa3_reference.rules import require
 from fa3verify.known.launches import Backward, Forward, Given, GivenBackward, Gradients, Launch, LaunchOutput, Options
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (batch, heads, seqlen, head_dim)
@@ -75,8 +76,10 @@ def load(name: str) -> Forward:
     operator = _BATCHED[name]
 
     def prepare(problem: AttentionProblem, given: Given, options: Options) -> Launch:
-        if problem.softcap or problem.window != (-1, -1) or options.keys() - {"lse"}:
-            raise ValueError("torch's attention has neither windows nor softcap nor options")
+        require(
+            not problem.softcap and problem.window == (-1, -1) and options.keys() <= {"lse"},
+            "torch's attention has neither windows nor softcap nor options",
+        )
         if problem.is_varlen:
             return _packed(problem, given)
         q, k, v = (x.transpose(1, 2) for x in given[:3])
@@ -120,8 +123,10 @@ def load_backward(name: str) -> Backward:
 
     def prepare(problem: AttentionProblem, x: GivenBackward, options: Options) -> Callable[[], Gradients]:
         is_odd = problem.softcap or problem.window != (-1, -1) or problem.is_varlen or options
-        if is_odd or problem.head_dim_v != problem.head_dim:
-            raise ValueError(f"{name} is called for batches of one head_dim, without windows and softcap")
+        require(
+            not is_odd and problem.head_dim_v == problem.head_dim,
+            f"{name} is called for batches of one head_dim, without windows and softcap",
+        )
         q, k, v, dout, out = (y.transpose(1, 2) for y in x[:5])
         of_forward = _BATCHED[name](problem, (q, k, v), True)
         tensors = (dout, q, k, v, out)

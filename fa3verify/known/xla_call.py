@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,10 @@ def _made(kind: type[c.Structure], **values: Any) -> Any:
     return kind(c.sizeof(kind), None, **values)
 
 
-def _giver(kind: type[c.Structure], field: str, value: Callable[[Any], int]) -> Callable[[int], None]:
-    """Return a function that fills a field of the structure at an address with what is asked for in it."""
-
-    def give(address: int) -> None:
-        asked = c.cast(address, c.POINTER(kind))[0]
-        setattr(asked, field, value(asked))
-
-    return give
+def _give(kind: type[c.Structure], field: str, value: Callable[[Any], int], address: int) -> None:
+    """Fill a field of the structure at an address with what is asked for in it."""
+    asked = c.cast(address, c.POINTER(kind))[0]
+    setattr(asked, field, value(asked))
 
 
 class Runtime:
@@ -113,12 +110,12 @@ class Runtime:
         self.message = ""
         known = {
             "Error_Create": self._error,
-            "Stream_Get": _giver(_StreamArgs, "stream", lambda _: stream()),
-            "DeviceMemory_Allocate": _giver(_MemoryArgs, "data", lambda wanted: allocate(wanted.size)),
+            "Stream_Get": partial(_give, _StreamArgs, "stream", lambda _: stream()),
+            "DeviceMemory_Allocate": partial(_give, _MemoryArgs, "data", lambda wanted: allocate(wanted.size)),
             "DeviceMemory_Free": lambda _: None,  # torch's allocator keeps it
-            "DeviceOrdinal_Get": _giver(_OrdinalArgs, "ordinal", lambda _: 0),
+            "DeviceOrdinal_Get": partial(_give, _OrdinalArgs, "ordinal", lambda _: 0),
         }
-        self._callbacks = [_Callback(known.get(name, self._refuser(name))) for name in FUNCTIONS]
+        self._callbacks = [_Callback(known.get(name, partial(self._refuse, name))) for name in FUNCTIONS]
         pointers = [c.cast(f, c.c_void_p).value for f in self._callbacks]
         version = _made(_Version, major=VERSION[0], minor=VERSION[1])
         self.api = _made(_Api, version=version, functions=(c.c_void_p * len(FUNCTIONS))(*pointers))
@@ -127,12 +124,9 @@ class Runtime:
         self.message = c.cast(address, c.POINTER(_ErrorArgs))[0].message.decode()
         return 1  # any pointer that is not null
 
-    def _refuser(self, name: str) -> Callable[[int], int]:
-        def refuse(_: int) -> int:
-            self.message = f"the library asks for {name}, which is not provided"
-            return 1
-
-        return refuse
+    def _refuse(self, name: str, _address: int) -> int:
+        self.message = f"the library asks for {name}, which is not provided"
+        return 1
 
 
 class Call:

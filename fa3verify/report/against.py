@@ -21,14 +21,13 @@ from scipy.special import stdtrit  # scipy.stats, which has it as t.ppf, takes a
 
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
-from fa3verify.files import Json, write_text
+from fa3verify.files import Json
 from fa3verify.judging.family import FamilyRow
 from fa3verify.report import dataset, moved
-from fa3verify.report.build import both_pages
+from fa3verify.report.build import write_both
 from fa3verify.report.tables import DASH, PageColumn, PageTable, count, number, written
 from fa3verify.text import plural
 
-PAGE = "against.html"
 CONFIDENCE = 0.95
 LEAST_CASES = 3  # an interval needs so many
 NOTICED = 0.01  # a smaller relative difference is not called lower or higher
@@ -338,6 +337,4 @@ def write_pages(
         "tables": [table(pair) for pair in compared_pairs],
         "moved": replace(details, title=f"What moved, figure by figure: {plural(len(details.rows), 'row')}"),
     }
-    for name, text in both_pages("against", context).items():
-        write_text(out / name, text)
-    return out / PAGE, context["sentences"]
+    return write_both(out, "against", context), context["sentences"]

@@ -138,6 +138,13 @@ def both_pages(
     }
 
 
+def write_both(out: Path, name: str, context: Json, **of_html: Any) -> Path:
+    """Write both pages of :func:`both_pages` into a folder; return the path of the HTML."""
+    for file, text in both_pages(name, context, **of_html).items():
+        write_text(out / file, text)
+    return out / f"{name}.html"
+
+
 def stylesheet(*more: str) -> str:
     """Return the style sheet of all pages, followed by other files of the templates' folder."""
     return "".join((TEMPLATES / name).read_text("utf-8") for name in ("report.css", *more))

@@ -96,13 +96,13 @@ def _cases(found: Run) -> xr.Dataset:
 
 def _table(dim: str, rows: Sequence[Json], texts: Sequence[str], numbers: Mapping[str, str]) -> xr.Dataset:
     data = {name: _texts(dim, [_text(row.get(name)) for row in rows], name.replace("_", " ")) for name in texts}
-    for name, meaning in numbers.items():
-        data[name] = (
-            dim,
-            np.array([row.get(name) for row in rows], float),
-            {"units": "1", "long_name": meaning},
-        )
-    return xr.Dataset(data)
+    return xr.Dataset(
+        data
+        | {
+            name: (dim, np.array([row.get(name) for row in rows], float), {"units": "1", "long_name": meaning})
+            for name, meaning in numbers.items()
+        }
+    )
 
 
 def _texts(dim: str, values: list[str], meaning: str) -> tuple:

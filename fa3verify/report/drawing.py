@@ -54,9 +54,13 @@ def frame(title: str, labels: Sequence[tuple[float, str]], count: int) -> str:
         )
         if power % 3 == 0:
             body += label(LEFT - 3, at + 3, "1" if power == 0 else number(10.0**power), "end")
-    for place, words in labels:
-        body += label(x(place + 0.5, count), HEIGHT - BOTTOM + 11, words, "middle")
-    return body + label((WIDTH + LEFT) / 2, HEIGHT - 3, title, "middle")
+    return body + axis(title, labels, count)
+
+
+def axis(title: str, labels: Sequence[tuple[float, str]], count: int) -> str:
+    """Return the labels below the bins, each in the middle of one (bin, words), and the title of the axis."""
+    below = (label(x(place + 0.5, count), HEIGHT - BOTTOM + 11, words, "middle") for place, words in labels)
+    return "".join(below) + label((WIDTH + LEFT) / 2, HEIGHT - 3, title, "middle")
 
 
 def label(x: float, y: float, words: str, anchor: str) -> str:

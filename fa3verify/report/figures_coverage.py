@@ -49,6 +49,5 @@ def _heat_map(counts: Mapping[tuple[str, str], list[int]]) -> Figure:
     ax.set_yticks([i + 0.46 for i in range(1, len(names))], words[1:])
     ax.tick_params(length=0)
     ax.grid(visible=False)
-    for side in ax.spines.values():
-        side.set_visible(False)
+    ax.spines[:].set_visible(False)
     return figure

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from fa3_reference.rules import require
 from fa3verify.campaign.run import Run
-from fa3verify.files import Json, write_text
+from fa3verify.files import Json
 from fa3verify.report import dataset
-from fa3verify.report.build import both_pages
+from fa3verify.report.build import write_both
 from fa3verify.report.svg import colour, new_figure, render, styled
 from fa3verify.report.tables import DASH, PageColumn, PageTable, written
 from fa3verify.text import plural
-
-PAGE = "history.html"
 
 
 def runs_below(folder: Path) -> dict[str, Run]:
@@ -50,9 +48,7 @@ def write_pages(out: Path, folder: Path) -> Path:
         "kernels": len(kernels),
         "of": plural(len(kernels), "kernel"),
     }
-    for name, text in both_pages("history", context, chart=_chart(lost, kernels)).items():
-        write_text(out / name, text)
-    return out / PAGE
+    return write_both(out, "history", context, chart=_chart(lost, kernels))
 
 
 def _chart(lost: Mapping[str, Mapping[str, float]], kernels: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -152,14 +153,9 @@ def _steps(values: Sequence[float | None], count: int, colour: str, width: float
 def _bad(values: Sequence[float | None]) -> str:
     """Return a red bar from the limit up to each value above 1."""
     one = drawing.y(1.0)
-    body = ""
-    for i, value in enumerate(values):
-        if value is not None and value > 1:
-            x = drawing.x(i, len(values))
-            y = drawing.y(value)
-            width = max(1.0, drawing.x(i + 1, len(values)) - x)
-            body += drawing.rect(x, y, width, max(1.0, one - y), "var(--fail)")
-    return body
+    edges = [drawing.x(i, len(values)) for i in range(len(values) + 1)]
+    beyond = ((*ends, drawing.y(value)) for ends, value in zip(pairwise(edges), values) if value and value > 1)
+    return "".join(drawing.rect(x, y, max(1.0, end - x), max(1.0, one - y), "var(--fail)") for x, end, y in beyond)
 
 
 def _histogram(counts: Sequence[int], alt: str) -> Picture:
@@ -176,9 +172,8 @@ def _histogram(counts: Sequence[int], alt: str) -> Picture:
             body += drawing.rect(x, HEIGHT - BOTTOM - high, width, high, fill)
     limit = drawing.x(HALF_OCTAVES + 1, len(counts))
     body += f'<path d="M{limit:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="var(--fail)"/>'
-    for at, words in ((0, "0"), (HALF_OCTAVES - 12, "1/64"), (HALF_OCTAVES, "1"), (HALF_OCTAVES + 12, "64")):
-        body += drawing.label(drawing.x(at + 1, len(counts)), HEIGHT - BOTTOM + 11, words, "middle")
-    body += drawing.label((WIDTH + LEFT) / 2, HEIGHT - 3, "error / bound of every output", "middle")
+    edges = [(0.5, "0"), (HALF_OCTAVES - 11.5, "1/64"), (HALF_OCTAVES + 0.5, "1"), (HALF_OCTAVES + 12.5, "64")]
+    body += drawing.axis("error / bound of every output", edges, len(counts))
     body += drawing.label(LEFT - 3, TOP + 6, number(max(counts, default=0)), "end")
     beyond = sum(counts[HALF_OCTAVES + 1 :])
     return Picture(drawing.svg(body, alt), f"histogram of {sum(counts):,} outputs; {beyond:,} beyond the bound")
@@ -254,9 +249,8 @@ def _signed(values: Sequence[float], first: int, label: str) -> Picture:
         colour = "var(--fail)" if abs(value) > _CLEAR else "var(--c4)"
         width = max(0.8, (WIDTH - LEFT - RIGHT) / len(bars))
         body += drawing.rect(drawing.x(i, len(bars)), y, width, high, colour)
-    for i in drawing.labelled(len(bars)):
-        body += drawing.label(drawing.x(i + 0.5, len(bars)), HEIGHT - BOTTOM + 11, str(first + i * step), "middle")
     for y, words in ((TOP + 6, f"+{most:.0f}"), (HEIGHT - BOTTOM, f"-{most:.0f}")):
         body += drawing.label(LEFT - 3, y, words, "end")
-    body += drawing.label((WIDTH + LEFT) / 2, HEIGHT - 3, label.partition(":")[0], "middle")
+    places = [(i, str(first + i * step)) for i in drawing.labelled(len(bars))]
+    body += drawing.axis(label.partition(":")[0], places, len(bars))
     return Picture(drawing.svg(body, label), f"{label}, in standard deviations of noise")

@@ -108,8 +108,7 @@ def render(figure: Figure, name: str, alt: str) -> str:
     for sentinel, variable in _CSS.items():
         text = text.replace(sentinel, variable)
     box = re.search(r'viewBox="[^"]+"', text)
-    if box is None:
-        raise AssertionError("matplotlib wrote an SVG without a viewBox")
+    assert box is not None, "matplotlib wrote an SVG without a viewBox"
     body = text[text.index(">") + 1 :]
     return f'<svg role="img" aria-label="{attribute(alt)}" {box.group()}>' + re.sub(r"\s*\n\s*", "\n", body).strip()
 

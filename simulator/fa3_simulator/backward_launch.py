@@ -4,7 +4,7 @@ kernels around the main one. :mod:`fa3_simulator.run` estimates the launch; one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from fa3_kernels.plan.key_tiles import (
 from fa3_kernels.plan.tiles import mask_of
 from fa3_reference.problem import AttentionProblem, Sequence
 from fa3_reference.rules import require
-from fa3_simulator.backward_schedule import BackwardSchedule
+from fa3_simulator.backward_schedule import BackwardSchedule, Turns
 from fa3_simulator.launch import check_launch
 from fa3_simulator.machine import Machine
 from fa3_simulator.schedules import TileBlocks
@@ -44,6 +44,15 @@ class KeyTile(NamedTuple):
     @property
     def work(self) -> TileBlocks:
         return TileBlocks(self.blocks, self.masked)
+
+
+# By which tiles are handed out in a section.
+_RANKS: dict[Turns, Callable[[KeyTile], tuple[int, ...]]] = {
+    "free": lambda tile: (-tile.blocks,),
+    "ascending": lambda tile: (tile.n_block,),
+    "descending": lambda tile: (-tile.n_block,),
+    "shift": lambda tile: (tile.head, tile.n_block),
+}
 
 
 def check_problem(problem: AttentionProblem, schedule: BackwardSchedule) -> None:
@@ -115,33 +124,19 @@ def key_tiles(problem: AttentionProblem, schedule: BackwardSchedule) -> list[Key
     room = OUR_L2_BYTES if is_ours_free else L2_BYTES
     limit = room if is_masked or (schedule.is_ours and not is_ours_free) else 0
     most = HEADS_AT_A_TIME if is_ours_free else len(heads)
-    sections: list[list[KeyTile]] = []
-    section: list[KeyTile] = []
+    sections: list[list[KeyTile]] = [[]]
     held = count = 0
     for size, tiles in heads:
-        if section and (held + size > limit or count == most):
-            sections.append(section)
-            section = []
-            held = 0
-            count = 0
-        section = section + tiles
-        held = held + size
-        count = count + 1
-    sections.append(section)
+        if sections[-1] and (held + size > limit or count == most):
+            sections.append([])
+            held = count = 0
+        sections[-1] += tiles
+        held += size
+        count += 1
     if is_ours_free:
         last = sections_to_join([[(tile.head, tile.blocks) for tile in some] for some in sections], H200_SMS)
         sections[-last:] = [[tile for some in sections[-last:] for tile in some]]
-    return [tile for some in sections for tile in _in_section(some, schedule)]
-
-
-def _in_section(tiles: list[KeyTile], schedule: BackwardSchedule) -> list[KeyTile]:
-    rank = {
-        "free": lambda tile: -tile.blocks,
-        "ascending": lambda tile: tile.n_block,
-        "descending": lambda tile: -tile.n_block,
-        "shift": lambda tile: (tile.head, tile.n_block),
-    }
-    return sorted(tiles, key=rank[schedule.turns])
+    return [tile for some in sections for tile in sorted(some, key=_RANKS[schedule.turns])]
 
 
 def moved_bytes(problem: AttentionProblem, schedule: BackwardSchedule) -> float:

@@ -114,8 +114,7 @@ def costs(program: Program, machine: Machine, clock_mhz: float | None = None) ->
 
     ``clock_mhz``, the machine's maximum by default, turns nanoseconds into cycles.
     """
-    clock = clock_mhz or machine["max_clock_mhz"]
-    return _tables(program.gemms, program.works, program.delays, machine, clock)
+    return _tables(program.gemms, program.works, program.delays, machine, clock_mhz or machine["max_clock_mhz"])
 
 
 @lru_cache(maxsize=16)

@@ -83,7 +83,6 @@ class SimulatedKernel(Protocol):
 
     def on(self, machine: Machine, clock_mhz: float) -> Machine:
         """Return the machine to simulate one CTA on; unless stated otherwise the CTA has HBM for itself."""
-        del clock_mhz
         return machine
 
 
@@ -338,12 +337,8 @@ class TimedCta:
 
     def one_more(self, tile: TileBlocks, blocks: int) -> np.ndarray:
         """Return the cycles of one more tile behind others, masked like ``tile`` but with ``blocks`` blocks."""
-        return _one_more(self, TileBlocks(blocks, min(tile.masked, blocks)))
-
-
-@lru_cache(maxsize=4096)
-def _one_more(cta: TimedCta, tile: TileBlocks) -> np.ndarray:
-    return (cta.exact((tile,) * 3) - cta.exact((tile,))) / 2
+        each = TileBlocks(blocks, min(tile.masked, blocks))
+        return (self.exact((each,) * 3) - self.exact((each,))) / 2
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
+from fa3_reference.rules import require
 from fa3_simulator import engine, run, unbounded
 from fa3_simulator.cta import SimulatedKernel, TimedCta
 from fa3_simulator.description import Schedule, Values
@@ -67,8 +68,10 @@ def occupancy(schedule: Schedule, launch: Launch, machine: Machine) -> int:
         MOST_CTAS,
     )
     most = max(1, min(room))
-    if launch.occupancy > most:
-        raise ValueError(f"an SM has room for {most} CTAs of {schedule.name}, its launch says {launch.occupancy}")
+    require(
+        launch.occupancy <= most,
+        f"an SM has room for {most} CTAs of {schedule.name}, its launch says {launch.occupancy}",
+    )
     return launch.occupancy or most
 
 
@@ -112,8 +115,7 @@ def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) 
     """
     clock = clock_mhz or machine["max_clock_mhz"]
     launch = schedule.launch()
-    if not launch.tiles:
-        raise ValueError(f"a launch of {schedule.name} has no tile")
+    require(launch.tiles, f"a launch of {schedule.name} has no tile")
     sms = int(machine["sms"])
     together = occupancy(schedule, launch, machine)
     places = (launch.persistent and launch.ctas) or sms * together

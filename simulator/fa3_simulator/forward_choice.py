@@ -43,11 +43,11 @@ def channels(problem: AttentionProblem, family: str = OURS) -> tuple[int, int]:
     """
     check_head_dims(problem)
     traits = traits_of(family)
-    if not traits.is_built_here and problem.head_dim_v != problem.head_dim:
-        raise ValueError(
-            f"{traits.title} is simulated with head_dim_v equal to head_dim, got {problem.head_dim_v} and "
-            f"{problem.head_dim}"
-        )
+    require(
+        traits.is_built_here or problem.head_dim_v == problem.head_dim,
+        f"{traits.title} is simulated with head_dim_v equal to head_dim, got {problem.head_dim_v} and "
+        f"{problem.head_dim}",
+    )
     if traits.pads_head_dim:
         return traits.compiled_head_dims(problem)
     return problem.head_dim, problem.head_dim

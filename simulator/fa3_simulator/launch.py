@@ -140,11 +140,8 @@ def hbm_cycles(size: float, machine: Machine, clock_mhz: float) -> float:
 @lru_cache(maxsize=64)
 def visible_pairs(problem: AttentionProblem) -> float:
     """Return the number of pairs of a query and a key that it sees, for one head and all sequences."""
-    pairs = 0.0
-    for s in problem.sequences():
-        start, stop = problem.visible_keys(np.arange(s.seqlen_q), s.seqlen_q, s.seqlen_k)
-        pairs += float(np.maximum(stop - start, 0).sum())
-    return pairs
+    seen = (problem.visible_keys(np.arange(s.seqlen_q), s.seqlen_q, s.seqlen_k) for s in problem.sequences())
+    return sum((float(np.maximum(stop - start, 0).sum()) for start, stop in seen), 0.0)
 
 
 def flops(problem: AttentionProblem, head_dim: float) -> float:

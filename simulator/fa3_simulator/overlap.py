@@ -16,6 +16,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fa3_simulator.costs import ALONE, RESOURCES, TICKS, Costs, costs
@@ -166,12 +167,10 @@ def account(found: Traced) -> dict[str, int]:
     causes = {TENSOR: found.trace.busy["tensor"], **idle}
     cycles = {cause: ticks / TICKS * scale for cause, ticks in causes.items()}
     cycles |= {BESIDE: estimate.main_cycles - estimate.cta_cycles, AROUND: estimate.around_cycles}
-    told: dict[str, int] = {}
-    sum_so_far = 0.0
-    for cause, each in cycles.items():  # each is the growth of the rounded sum, so that their sum is rounded once
-        told[cause] = round(sum_so_far + each) - round(sum_so_far)
-        sum_so_far += each
-    return {cause: each for cause, each in told.items() if each}
+    # each is the growth of the rounded sum, so that their sum is rounded once
+    sums = map(round, accumulate(cycles.values(), initial=0.0))
+    growths = zip(cycles, pairwise(sums), strict=True)
+    return {cause: after - before for cause, (before, after) in growths if after != before}
 
 
 def differences(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from fa3_simulator.costs import TICKS
@@ -63,32 +65,29 @@ def chrome_trace(processes: Mapping[str, Sequence[Bar]], clock_mhz: float) -> di
 
     Each of ``processes`` is a process of that name with one thread per row; times are microseconds at ``clock_mhz``.
     """
-    events: list[dict] = []
-    for number, (name, drawn) in enumerate(processes.items(), 1):
-        events += _events(drawn, clock_mhz, name, number)
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
+    events = chain(*(_events(drawn, clock_mhz, name, i) for i, (name, drawn) in enumerate(processes.items(), 1)))
+    return {"traceEvents": [*events], "displayTimeUnit": "ns"}
 
 
 def _events(drawn: Sequence[Bar], clock_mhz: float, process: str, pid: int) -> list[dict]:
     rows = {name: i for i, name in enumerate(dict.fromkeys(bar.row for bar in drawn))}
-    events: list[dict] = [{"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": process}}]
-    for name, tid in rows.items():
-        events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
-        events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
-    for bar in drawn:
-        events.append(
-            {
-                "ph": "X",
-                "pid": pid,
-                "tid": rows[bar.row],
-                "cat": bar.kind,
-                "name": bar.name,
-                "ts": bar.start / clock_mhz,
-                "dur": (bar.stop - bar.start) / clock_mhz,
-                "args": {"start_cycle": bar.start, "cycles": bar.stop - bar.start},
-            }
-        )
-    return events
+    names = [(0, "process_name", {"name": process})]
+    for row, tid in rows.items():
+        names += [(tid, "thread_name", {"name": row}), (tid, "thread_sort_index", {"sort_index": tid})]
+    heads = [{"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args} for tid, name, args in names]
+    return heads + [
+        {
+            "ph": "X",
+            "pid": pid,
+            "tid": rows[bar.row],
+            "cat": bar.kind,
+            "name": bar.name,
+            "ts": bar.start / clock_mhz,
+            "dur": (bar.stop - bar.start) / clock_mhz,
+            "args": {"start_cycle": bar.start, "cycles": bar.stop - bar.start},
+        }
+        for bar in drawn
+    ]
 
 
 def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100) -> str:
@@ -99,19 +98,21 @@ def text_gantt(drawn: Sequence[Bar], start: float, stop: float, width: int = 100
     rows = list(dict.fromkeys(bar.row for bar in drawn))
     label = max(len("tensor core"), *map(len, rows)) + 1  # pictures under one another begin in one column
     step = (stop - start) / width
+    slices = [(start + i * step, start + (i + 1) * step) for i in range(width)]
+    seen = [bar for bar in drawn if bar.stop > start and bar.start < stop]
     lines = []
     for row in rows:
-        cells = []
-        mine = [bar for bar in drawn if bar.row == row and bar.stop > start and bar.start < stop]
-        for i in range(width):
-            left = start + i * step
-            right = start + (i + 1) * step
-            share: dict[str, float] = {}
-            for bar in mine:
-                if (overlap := min(bar.stop, right) - max(bar.start, left)) > 0:
-                    share[bar.kind] = share.get(bar.kind, 0.0) + overlap
-            best = max(share, key=lambda kind: share[kind], default="")
-            cells.append(LETTERS[best] if best and share[best] > step / 4 else " ")  # less than a quarter is empty
-        lines.append(f"{row:<{label}}{''.join(cells)}")
+        mine = [bar for bar in seen if bar.row == row]
+        lines.append(f"{row:<{label}}{''.join(_letter(mine, *ends, step / 4) for ends in slices)}")
     legend = ", ".join(f"{letter} {kind}" for kind, letter in LETTERS.items())
     return "\n".join([*lines, f"{'':<{label}}{legend}; {step:.0f} cycles a letter from cycle {start:.0f}"])
+
+
+def _letter(drawn: Sequence[Bar], left: float, right: float, least: float) -> str:
+    """Return the letter of the kind that fills most of a slice of time; a blank unless it fills more than ``least``."""
+    share: defaultdict[str, float] = defaultdict(float)
+    for bar in drawn:
+        if (overlap := min(bar.stop, right) - max(bar.start, left)) > 0:
+            share[bar.kind] += overlap
+    kind, cycles = max(share.items(), key=lambda item: item[1], default=("", 0.0))
+    return LETTERS[kind] if cycles > least else " "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import groupby, product
 from typing import Any
 
@@ -171,13 +172,10 @@ def tune(
         else candidates(problem, family=family, pack_gqa=pack_gqa, sms=int(machine["sms"]))
     )
     ranked = []
-    fits = {}
+    why_not = cache(partial(misfit, machine=machine))  # of many configurations that differ in no program
     for config in configs:
         kernel = kernel_of(config)
-        program = kernel.as_program()
-        if program not in fits:
-            fits[program] = not misfit(program.config, machine)
-        if not fits[program]:
+        if why_not(kernel.as_program().config):
             continue
         simulated = estimate(problem, config, machine, clock_mhz)
         bound = lower_bound(problem, config, machine, clock_mhz).cycles

@@ -21,7 +21,7 @@ and shifting is refused there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_kernels.plan.tile_order import assign
@@ -63,13 +63,6 @@ def ranks(tiles: Sequence[KeyTile], turns: str, group: int) -> dict[tuple[KeyTil
     return {(tile, block): i for (_, block), those in order.items() for i, (_, tile) in enumerate(sorted(those))}
 
 
-def _steps(tiles: Sequence[KeyTile], turns: str) -> Iterator[tuple[KeyTile, int, bool]]:
-    """Yield the steps of a CTA: the tile, the row block, and whether the tile begins with it."""
-    for tile in tiles:
-        for number, block in enumerate(visits(tile, turns)):
-            yield tile, block, number == 0
-
-
 def turns_program(
     assigned: Sequence[Sequence[KeyTile]], turns: str, cycles: StepCycles, group: int | None = None
 ) -> Program:
@@ -88,10 +81,9 @@ def turns_program(
         add = builder.actor(f"CTA {cta} adding", WARP_THREADS, 0)
         full = Mbarrier(f"full {cta}", 1)
         empty = Mbarrier(f"empty {cta}", 1)
-        for step, (tile, block, is_first) in enumerate(_steps(mine, turns)):
-            if is_first:
-                compute.work(tile_work)
-            compute.work(block_work)
+        visited = [(tile, number, block) for tile in mine for number, block in enumerate(visits(tile, turns))]
+        for step, (tile, number, block) in enumerate(visited):
+            compute.work(*([] if number else [tile_work]), block_work)
             if step:
                 compute.wait(empty, step - 1)
             compute.arrive(full)

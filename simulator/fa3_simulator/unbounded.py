@@ -40,6 +40,21 @@ Word = tuple[int, ...]  # blocks of each tile
 Stream = list[tuple[int, ...]]  # operations of one actor
 Streams = list[Stream]  # one for each actor
 MOST_WORDS = 2000
+# Of each operation what its four operands are: an index into a list, or which bits of a number matter.
+_KEPT = -1
+_OPERANDS: dict[int, tuple[str | int, ...]] = {
+    Op.WGMMA: ("gemm", "slot", "slot", "slot"),
+    Op.EXPECT: ("mbarrier", _KEPT, _KEPT, _KEPT),
+    Op.LOAD: ("mbarrier", _KEPT, "slot", BY_THREADS),
+    Op.ARRIVE: ("mbarrier", _KEPT, _KEPT, _KEPT),
+    Op.STORE: (0, "slot", _KEPT, _KEPT),
+    Op.WAIT: ("mbarrier", _KEPT, _KEPT, _KEPT),
+    Op.BAR_ARRIVE: ("named", _KEPT, _KEPT, _KEPT),
+    Op.BAR_SYNC: ("named", _KEPT, _KEPT, _KEPT),
+    Op.READ: ("slot", _KEPT, _KEPT, _KEPT),
+    Op.OPERAND: ("slot", _KEPT, _KEPT, _KEPT),
+    Op.WRITE: ("slot", _KEPT, _KEPT, _KEPT),
+}
 IN_FLIGHT = 8  # wgmma groups or stores in flight that a wait can tell apart: more than any kernel has
 
 
@@ -101,44 +116,23 @@ class _Family:
         return self.known[word]
 
     def _stream(self, program: Program, actor: Actor) -> Stream:
-        return [
-            self._common(program, row)
-            for row in _counted_loads([row for row in actor.ops.tolist() if row[0] not in LOCAL])
-        ]
-
-    def _common(self, program: Program, row: list[int]) -> tuple[int, ...]:
-        """Return a row whose operands are indices into the lists of all programs; sizes that do not matter are 0."""
-        names = self.names
-        (kind, *operands) = row
-
-        def slot(x: int) -> int:
-            return x if x < 0 else names.slots[program.slots[x]]
-
-        def gemm(x: int) -> int:
-            # its time does not matter
-            return names.gemms[program.gemms[x]._replace(instructions=1, n=8, bits=16, rate=1.0, share=1.0)]
-
-        def mbarrier(x: int) -> int:
-            return names.mbarriers[program.mbarriers[x]]
-
-        def named(x: int) -> int:
-            return names.named_barriers[program.named_barriers[x]]
-
-        fields: dict[int, dict[int, Callable[[int], int]]] = {
-            Op.WGMMA: {0: gemm, 1: slot, 2: slot, 3: slot},
-            Op.EXPECT: {0: mbarrier},
-            Op.LOAD: {0: mbarrier, 2: slot, 3: lambda how: how & BY_THREADS},
-            Op.ARRIVE: {0: mbarrier},
-            Op.STORE: {0: lambda size: 0, 1: slot},
-            Op.WAIT: {0: mbarrier},
-            Op.BAR_ARRIVE: {0: named},
-            Op.BAR_SYNC: {0: named},
-            Op.READ: {0: slot},
-            Op.OPERAND: {0: slot},
-            Op.WRITE: {0: slot},
+        """Return operations with indices into the lists of all programs; sizes that do not matter are 0."""
+        timeless = [x._replace(instructions=1, n=8, bits=16, rate=1.0, share=1.0) for x in program.gemms]
+        lists = {
+            "gemm": (self.names.gemms, timeless),
+            "mbarrier": (self.names.mbarriers, program.mbarriers),
+            "named": (self.names.named_barriers, program.named_barriers),
+            "slot": (self.names.slots, program.slots),
         }
-        change = fields.get(kind, {})
-        return (kind, *(change[i](x) if i in change else x for i, x in enumerate(operands)))
+
+        def common(x: int, kind: str | int) -> int:
+            if isinstance(kind, int):
+                return x & kind
+            numbers, items = lists[kind]
+            return x if x < 0 else numbers[items[x]]
+
+        rows = _counted_loads([row for row in actor.ops.tolist() if row[0] not in LOCAL])
+        return [(op, *map(common, operands, _OPERANDS.get(op, (_KEPT,) * 4))) for op, *operands in rows]
 
     def program(self, word: Word) -> Program:
         """Return the program that executes a word from its start to its end."""

@@ -174,11 +174,11 @@ def test_the_page_says_what_the_console_says_and_opens_on_it(tmp_path):
         f"mine@64 beside {KERNEL} is worse, its error 1.20 times as large (1.20 to 1.20): 3 families, worse in 3. "
         "It loses 0.169 bits, 0.141 before."
     )
-    assert found.output.splitlines() == [sentence, str(tmp_path / "out" / against.PAGE)]
-    for page in (tmp_path / "out" / against.PAGE).read_text(), (tmp_path / "out" / "against.md").read_text():
+    assert found.output.splitlines() == [sentence, str(tmp_path / "out" / "against.html")]
+    for page in (tmp_path / "out" / "against.html").read_text(), (tmp_path / "out" / "against.md").read_text():
         assert page.index(sentence) < page.index("1.20 to 1.20")
         assert f"Compared under two names: {KERNEL} and mine@64." in page
-    assert not _parse((tmp_path / "out" / against.PAGE).read_text()).open
+    assert not _parse((tmp_path / "out" / "against.html").read_text()).open
 
 
 def test_other_profiles_and_kernels_without_a_partner_are_said(tmp_path):
@@ -234,7 +234,7 @@ def test_a_history_draws_the_number_of_every_run_below_a_folder_oldest_first(tmp
         ("first", {KERNEL: pytest.approx(0.141)}),
         ("second", {KERNEL: pytest.approx(0.282)}),
     ]
-    page = (tmp_path / "out" / history.PAGE).read_text()
+    page = (tmp_path / "out" / "history.html").read_text()
     assert page.index("0.141") < page.index("0.282")
     assert "<svg" in page
     assert not _parse(page).open
