@@ -13,7 +13,9 @@ import itertools
 import multiprocessing
 import os
 import queue
+import re
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -31,7 +33,8 @@ from fa3verify.text import of_error, one_line
 
 WARM_UP = 5  # a worker that imports or compiles may take so many times the limit of a task
 TAIL_BYTES = 4000  # how much of a worker's last output is kept for the message about its death
-DEVICES_VARIABLE = "FA3VERIFY_DEVICES"  # GPUs of the workers, which the option --devices puts there
+DEVICES_VARIABLE = "FA3VERIFY_DEVICES"  # GPUs of the workers, or "all", which the option --devices puts there
+LIST_DEVICES = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 AN_HOUR_S = 3600.0
 A_DAY_S = 86_400.0
 PATIENCE_S = 5.0  # for a worker that has nothing to do, or has closed its pipe, to end by itself
@@ -305,9 +308,13 @@ def processes(workers: int = 0, limit_s: float = A_DAY_S, *, memory_bytes: int |
     """Return an :class:`IsolatingPool` on this machine whose processes use one core each; 0 workers are one per core.
 
     The variables are set in this process, whose children inherit them, unless they are set already. The last one keeps
-    torch's compiler from starting a process per core in each worker. :data:`DEVICES_VARIABLE` has their GPUs.
+    torch's compiler from starting a process per core in each worker. :data:`DEVICES_VARIABLE` has their GPUs; OSError
+    if it asks for all of a machine that has none.
     """
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(variable, "1")
-    devices = [each for each in os.environ.get(DEVICES_VARIABLE, "").split(",") if each]
-    return IsolatingPool(workers or default_workers(), limit_s, memory_bytes=memory_bytes, devices=devices)
+    devices = os.environ.get(DEVICES_VARIABLE, "")
+    if devices == "all":
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES") or subprocess.check_output(LIST_DEVICES, text=True)
+    names = [name for name in re.split(r"[,\s]+", devices) if name]
+    return IsolatingPool(workers or default_workers(), limit_s, memory_bytes=memory_bytes, devices=names)

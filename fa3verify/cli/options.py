@@ -19,6 +19,7 @@ from fa3verify.known.libraries import FOLDER_VARIABLE
 
 Decorator = Callable[[Callable], Callable]
 Options = dict[str, Any]  # values of options, by the names of a command's parameters
+VARIABLES = {"peers": FOLDER_VARIABLE, "devices": DEVICES_VARIABLE}  # by the options that put a value there
 KERNEL_HELP = "Whose: gluon (ours), flash3 or flash4; backward gluon or flash3."
 
 
@@ -32,9 +33,10 @@ def _numbers(pattern: str, example: str, _context: Any, _parameter: Any, value: 
 _lengths = partial(_numbers, r"\d+(,\d+)*", "lengths such as 300,1,500")
 
 
-def _remember_peers(_context: Any, _parameter: Any, value: str | None) -> None:
+def _remember(_context: Any, parameter: click.Parameter, value: str | None) -> None:
+    """Put the value of an option into its environment variable, which worker processes have as well."""
     if value:
-        os.environ[FOLDER_VARIABLE] = value  # of worker processes as well
+        os.environ[VARIABLES[str(parameter.name)]] = value
 
 
 def group(*options: Decorator) -> Decorator:
@@ -42,23 +44,11 @@ def group(*options: Decorator) -> Decorator:
     return lambda command: reduce(lambda made, option: option(made), options, command)
 
 
-def _remember_devices(_context: Any, _parameter: Any, devices: str | None) -> None:
-    if devices == "all":
-        from fa3verify.timed.timing import device_names
-
-        try:
-            devices = ",".join(device_names())
-        except OSError:
-            raise click.BadParameter("there is no GPU: nvidia-smi is not on the PATH") from None
-    if devices:
-        os.environ[DEVICES_VARIABLE] = devices
-
-
 peers_option = click.option(
     "--peers",
     type=click.Path(file_okay=False, resolve_path=True),
     expose_value=False,
-    callback=_remember_peers,
+    callback=_remember,
     help=f"Folder with other people's libraries; {FOLDER_VARIABLE} by default.",
 )
 seed_option = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
@@ -69,7 +59,7 @@ devices_option = click.option(
     "--devices",
     metavar="all|N,N,...",
     expose_value=False,
-    callback=_remember_devices,
+    callback=_remember,
     help="GPUs that the workers are dealt out to; by default all use the first one.",
 )
 # Options of the processes that kernels run in.

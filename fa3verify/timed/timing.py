@@ -129,14 +129,6 @@ def device_name() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
 
 
-def device_names() -> list[str]:
-    """Indices or UUIDs of all GPUs that this process may use; OSError without NVIDIA's driver."""
-    if given := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return given.split(",")
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
 def query(field_name: str) -> str:
     """One field of nvidia-smi, such as ``driver_version``."""
     command = ["nvidia-smi", f"--query-gpu={field_name}", "--format=csv,noheader,nounits", "-i", device_name()]

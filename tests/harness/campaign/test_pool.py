@@ -379,6 +379,19 @@ def test_workers_are_dealt_out_to_gpus_which_then_work_at_the_same_time(tmp_path
     assert most == at_once
 
 
+@pytest.mark.parametrize(("visible", "wanted"), [("", {"0", "1"}), ("2,GPU-7", {"2", "GPU-7"})])
+def test_all_devices_are_those_that_this_process_may_use(monkeypatch, tmp_path, visible, wanted):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0\necho 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv(DEVICES_VARIABLE, "all")
+    with processes(2) as executor:
+        calls = [future.result() for future in [executor.submit(held, tmp_path) for _ in range(4)]]
+    assert {device for device, *_ in calls} == wanted
+
+
 def test_a_worker_that_is_replaced_keeps_its_gpu():
     with IsolatingPool(1, limit_s=20.0, devices=["7"]) as executor:
         with pytest.raises(WorkerLost):
