@@ -26,7 +26,6 @@ class _Upstream(BackwardConsumer):
             self.c.read(self.shared.v[self.index], self.work["load V"])
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        del is_last
         q = self.c.wait_full(self.shared.q)
         self.issue("S", [self.shared.k[self.index]], [q["q"]])
         dout = self.c.wait_full(self.shared.dout)

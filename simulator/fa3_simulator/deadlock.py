@@ -22,15 +22,13 @@ def waits_in_words(program: Program, blocked: Mapping[int, int]) -> str:
     waits = {actor: _awaited(program, actor, blocked) for actor in blocked}
     circle = _circle(waits)
     parts = []
-    for actor, row in blocked.items():
-        if circle and actor not in circle:
-            continue
-        names = [program.actors[a].name for a in waits[actor]]
-        whom = f", where {' and '.join(names)} would arrive" if names else ", where nobody will arrive"
-        parts.append(
-            f"{program.actors[actor].name} at {program.describe(actor, row)} ({program.actors[actor].place(row)}){whom}"
-        )
-    return ("circle of waits: " if circle else "") + "; ".join(parts)
+    for actor in (a for a in blocked if a in (circle or blocked)):
+        waiting = program.actors[actor]
+        row = blocked[actor]
+        names = " and ".join(program.actors[a].name for a in waits[actor])
+        whom = f"{names} would arrive" if names else "nobody will arrive"
+        parts.append(f"{waiting.name} at {program.describe(actor, row)} ({waiting.place(row)}), where {whom}")
+    return "circle of waits: " * bool(circle) + "; ".join(parts)
 
 
 def _awaited(program: Program, waiting: int, blocked: Mapping[int, int]) -> list[int]:
@@ -40,15 +38,11 @@ def _awaited(program: Program, waiting: int, blocked: Mapping[int, int]) -> list
     arrived there already.
     """
     kind, barrier = (int(x) for x in program.actors[waiting].ops[blocked[waiting]][:2])
-    arrivals = _ARRIVALS.get(Op(kind), ())
-    actors = []
-    for other, row in blocked.items():
-        if other == waiting and kind == Op.BAR_SYNC:
-            continue  # it has arrived at its barrier already
-        rest = program.actors[other].ops[row + 1 :, :2].tolist()
-        if any(op in arrivals and x == barrier for op, x in rest):
-            actors.append(other)
-    return actors
+    arrivals = [[op, barrier] for op in _ARRIVALS.get(Op(kind), ())]
+    rests = {other: program.actors[other].ops[row + 1 :, :2].tolist() for other, row in blocked.items()}
+    if kind == Op.BAR_SYNC:
+        del rests[waiting]  # it has arrived at its barrier already
+    return [other for other, rest in rests.items() if any(row in arrivals for row in rest)]
 
 
 def _circle(waits: dict[int, list[int]]) -> list[int]:

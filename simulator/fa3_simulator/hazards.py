@@ -29,7 +29,7 @@ programs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain, product
+from itertools import accumulate, chain, pairwise, product
 
 from fa3_kernels.plan.barriers import WARP_THREADS, WARPGROUP_THREADS
 from fa3_simulator.deadlock import waits_in_words
@@ -59,7 +59,10 @@ class Checker:
         self.actors, self.regions = len(program.actors), len(self.holders)
         # Components of a vector clock: for each actor its own events, its wgmma groups, its stores; for each region the
         # writes seen by threads, and those seen by TMA and wgmma; for each barrier the rounds known to have ended.
-        self.size = 3 * self.actors + 2 * self.regions + len(program.mbarriers) + len(program.named_barriers)
+        counts = (self.regions, self.regions, len(program.mbarriers), len(program.named_barriers))
+        edges = pairwise(accumulate(counts, initial=3 * self.actors))
+        self.by_threads, self.by_proxy, self.of_mbarrier, self.of_named = (range(*ends) for ends in edges)
+        self.size = self.of_named.stop
         self.clock = [[0] * self.size for _ in program.actors]
         for actor in range(self.actors):
             self.clock[actor][actor] = 1
@@ -76,18 +79,6 @@ class Checker:
         self.named = [Phase(b.threads, gathered=zero[:], released=zero[:]) for b in program.named_barriers]
         self.loads: list[tuple[int, int, list[int]]] = []  # barrier, bytes, clock
         self.found: dict[Hazard, None] = {}
-
-    def by_threads(self, region: int) -> int:
-        return 3 * self.actors + region
-
-    def by_proxy(self, region: int) -> int:
-        return 3 * self.actors + self.regions + region
-
-    def of_mbarrier(self, barrier: int) -> int:
-        return 3 * self.actors + 2 * self.regions + barrier
-
-    def of_named(self, barrier: int) -> int:
-        return self.of_mbarrier(len(self.program.mbarriers)) + barrier
 
     def run(self) -> list[Hazard]:
         """Execute the program to its end, or until no actor can go on, and return the findings."""
@@ -183,7 +174,7 @@ class Checker:
                 if not self.sees(actor, *access.issue):
                     self.race(slot, access.writer, self.name(actor), ", which may still run")
                 continue
-            if not self.sees(actor, self.by_threads(region), access.written):
+            if not self.sees(actor, self.by_threads[region], access.written):
                 self.race(slot, access.writer, self.name(actor))
             access.reads[actor] = (self.clock[actor][actor], self.name(actor))
             access.readers.add(self.program.actors[actor].name)
@@ -191,10 +182,10 @@ class Checker:
     def write(self, actor: int, slot: int, *_: int) -> None:
         for region in self.parts[slot]:
             access = self.access[region]
-            if not self.sees(actor, self.by_threads(region), access.written):
+            if not self.sees(actor, self.by_threads[region], access.written):
                 self.race(slot, access.writer, self.name(actor))
             self.replace(actor, slot, region)
-            self.clock[actor][self.by_threads(region)] = access.written
+            self.clock[actor][self.by_threads[region]] = access.written
             self.scattered[actor][region] = WROTE
 
     def after_barrier(self, actor: int, slot: int, *kinds: int) -> None:
@@ -208,8 +199,8 @@ class Checker:
         # by wgmma or TMA: the read is done at the epoch (component, value)
         for region in self.parts[slot]:
             access = self.access[region]
-            if not self.sees(actor, self.by_proxy(region), access.written):
-                seen = self.sees(actor, self.by_threads(region), access.written)
+            if not self.sees(actor, self.by_proxy[region], access.written):
+                seen = self.sees(actor, self.by_threads[region], access.written)
                 kind = NOT_PROVEN if seen and access.loaded != NONE else "race"  # compilers leave cp.async unfenced
                 self.race(slot, access.writer, self.name(actor), ": no proxy fence between them" if seen else "", kind)
             access.reads[component] = (value, self.name(actor))
@@ -249,9 +240,8 @@ class Checker:
     def fence(self, actor: int, *_: int) -> None:
         # what the actor has seen threads write can now be seen by TMA and wgmma
         clock = self.clock[actor]
-        first = self.by_threads(0)
-        proxy = slice(self.by_proxy(0), self.by_proxy(self.regions))
-        clock[proxy] = map(max, clock[proxy], clock[first : first + self.regions])
+        for shown, seen in zip(self.by_proxy, self.by_threads, strict=True):
+            clock[shown] = max(clock[shown], clock[seen])
 
     def load(self, actor: int, barrier: int, size: int, slot: int, how: int) -> None:
         # the slot counts as written from here on; who waits at the barrier acquires the clock when the load has landed
@@ -259,10 +249,10 @@ class Checker:
         seen_by = self.by_threads if how & BY_THREADS else self.by_proxy
         for region in self.parts[slot]:
             access = self.access[region]
-            if not self.sees(actor, seen_by(region), access.written):
+            if not self.sees(actor, seen_by[region], access.written):
                 self.race(slot, access.writer, self.name(actor))
             self.replace(actor, slot, region, loaded=slot)
-            clock[self.by_threads(region)] = clock[seen_by(region)] = access.written
+            clock[self.by_threads[region]] = clock[seen_by[region]] = access.written
         if how & BY_THREADS and self.is_wide(actor) and self.program.slots[slot].bytes:
             self.scattered[actor] |= dict.fromkeys(self.parts[slot], barrier)
         self.loads.append((barrier, size, clock))
@@ -292,7 +282,7 @@ class Checker:
 
     def wait(self, actor: int, barrier: int, *_: int) -> None:
         state = self.mbarriers[barrier]
-        if not self.sees(actor, self.of_mbarrier(barrier), state.done - 1):
+        if not self.sees(actor, self.of_mbarrier[barrier], state.done - 1):
             name = self.program.mbarriers[barrier].name
             self.report(NOT_PROVEN, f"mbarrier {name}: {self.name(actor)} may pass at an earlier phase of that parity")
         state.waited[actor] = (self.clock[actor][actor], self.name(actor))
@@ -319,7 +309,7 @@ class Checker:
     def arrive(self, actor: int, barrier: int, *_: int) -> None:
         state = self.mbarriers[barrier]
         name = f"mbarrier {self.program.mbarriers[barrier].name}"
-        self.is_known(actor, self.of_mbarrier(barrier), state, name)
+        self.is_known(actor, self.of_mbarrier[barrier], state, name)
         state.pending -= 1
         if state.pending < 0:
             self.report("barrier", f"{name}: {self.name(actor)} arrives once too often")
@@ -335,7 +325,7 @@ class Checker:
                 name = self.program.mbarriers[barrier].name
                 self.report(NOT_PROVEN, f"mbarrier {name}: its next phase may end before {waiter} has seen this one")
         state.waited.clear()
-        state.end(self.of_mbarrier(barrier), state.pending + self.program.mbarriers[barrier].arrivals)
+        state.end(self.of_mbarrier[barrier], state.pending + self.program.mbarriers[barrier].arrivals)
 
     def bar_sync(self, actor: int, barrier: int, *_: int) -> None:
         """Enter a round the first time, and leave it when it has ended."""
@@ -352,7 +342,7 @@ class Checker:
         state = self.named[barrier]
         threads = self.program.actors[actor].threads
         name = f"named barrier {self.program.named_barriers[barrier].name}"
-        self.is_known(actor, self.of_named(barrier), state, name)
+        self.is_known(actor, self.of_named[barrier], state, name)
         if actor in state.members:
             self.report("barrier", f"{name}: {self.name(actor)} enters it twice in a round")
         state.members.append(actor)
@@ -362,7 +352,7 @@ class Checker:
             if state.pending < 0:
                 self.report("barrier", f"{name}: more threads than it counts")
             state.members.clear()
-            state.end(self.of_named(barrier), self.program.named_barriers[barrier].threads)
+            state.end(self.of_named[barrier], self.program.named_barriers[barrier].threads)
 
 
 def judged(findings: Iterable[Hazard], programs: Iterable[Program]) -> list[Hazard]:

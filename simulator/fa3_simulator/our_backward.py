@@ -96,7 +96,6 @@ class Split(_Ours):
         """Nothing: scores do not run ahead of their row block here."""
 
     def row_block(self, *, is_masked: bool, is_last: bool) -> None:
-        del is_last
         q = self.c.wait_full(self.shared.q)
         if self.index == 0:
             self.scores_and_dv(q, is_masked=is_masked)

@@ -89,7 +89,6 @@ class PartsConsumer(Consumer):
         self.pass_turn()
 
     def block(self, is_masked: bool, more: bool) -> None:
-        del more
         values = self.c.wait_full(self.shared.v)
         self.take_turn()
         if self.s.adds_in_place:

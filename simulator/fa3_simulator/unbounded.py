@@ -332,11 +332,11 @@ def _compared(c: Checker, live: Sequence[Sequence[tuple[int, int]]]) -> list[lis
     for component in range(3 * c.actors):
         limits[component].add(_counted(c, component))
     for slot, (access, epochs) in enumerate(zip(c.access, live, strict=True)):
-        limits[c.by_threads(slot)].add(access.written)
-        limits[c.by_proxy(slot)].add(access.written)
+        limits[c.by_threads[slot]].add(access.written)
+        limits[c.by_proxy[slot]].add(access.written)
         for component, value in epochs:
             limits[component].add(value)
-    for component, state in enumerate((*c.mbarriers, *c.named), c.of_mbarrier(0)):
+    for component, state in enumerate((*c.mbarriers, *c.named), c.of_mbarrier.start):
         limits[component] |= {state.done - 1, state.done}
         for actor, (value, _) in state.waited.items():
             limits[actor].add(value)
