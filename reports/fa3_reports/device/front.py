@@ -249,12 +249,9 @@ def decoding(source: Source) -> Section:
     colours = dict(zip(PAGES.values(), COLOURS.values(), strict=True))
     drawings = []
     for dtype in ("bf16", "e4m3"):
-        steps = (row for row in calls if (row.kind, row.cell.dtype) == ("decode", dtype))
-        found = (
-            (f"{c.nheads} on {c.nheads_kv}, {c.head_dim}", PAGES[row.page], row.ratio)
-            for row in steps
-            for c in (row.cell,)
-        )
+        steps = [row for row in calls if (row.kind, row.cell.dtype) == ("decode", dtype)]
+        heads = [f"{row.cell.nheads} on {row.cell.nheads_kv}, {row.cell.head_dim}" for row in steps]
+        found = zip(heads, [PAGES[row.page] for row in steps], [row.ratio for row in steps], strict=True)
         drawings += _ratios(f"pages-{dtype}", f"Pages, {dtype}: heads, head_dim", found, colours)
     runs = speed.benches(source, ("decode",))
     cells = [(cell, bench.dtype, cell.ratio("gluon", cell.best_peer())) for bench in runs for cell in bench.cells]

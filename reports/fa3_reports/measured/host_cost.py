@@ -31,6 +31,7 @@ WARM_UP = 40
 HEADS = 16
 HEADS_KV = 16
 HEAD_DIM = 128
+SHAPE = (1, 256, HEADS, HEAD_DIM)
 SITUATIONS = {
     "batched": "fresh tensors at every call",
     "decode": "one query, one key more at every call",
@@ -56,9 +57,13 @@ def _tensors(count: int, *shape: int) -> list[torch.Tensor]:
     return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
 
 
+def _operands() -> list[tuple[torch.Tensor, ...]]:
+    """Return q, k and v of every call."""
+    return list(zip(*(_tensors(CALLS + WARM_UP, *SHAPE) for _ in "qkv"), strict=True))
+
+
 def _fresh(kernel: CalledKernel) -> Call:
-    shape = (1, 256, HEADS, HEAD_DIM)
-    drawn = list(zip(*(_tensors(CALLS + WARM_UP, *shape) for _ in "qkv"), strict=True))
+    drawn = _operands()
     return lambda i: kernel.batched(*drawn[i % len(drawn)])
 
 
@@ -89,9 +94,8 @@ def _varlen(kernel: CalledKernel) -> Call | None:
 def _training(kernel: CalledKernel) -> Call | None:
     if not kernel.has_gradient:
         return None
-    shape = (1, 256, HEADS, HEAD_DIM)
-    drawn = list(zip(*(_tensors(CALLS + WARM_UP, *shape) for _ in "qkv"), strict=True))
-    (dout,) = _tensors(1, *shape)
+    drawn = _operands()
+    (dout,) = _tensors(1, *SHAPE)
 
     def run(i: int) -> None:
         operands = [x.detach().requires_grad_() for x in drawn[i % len(drawn)]]
@@ -103,13 +107,12 @@ def _training(kernel: CalledKernel) -> Call | None:
 
 def _compiled(kernel: CalledKernel) -> Call:
     function = torch.compile(lambda q, k, v: kernel.batched(q, k, v), dynamic=False)
-    shape = (1, 256, HEADS, HEAD_DIM)
-    drawn = list(zip(*(_tensors(CALLS + WARM_UP, *shape) for _ in "qkv"), strict=True))
+    drawn = _operands()
     return lambda i: function(*drawn[i % len(drawn)])
 
 
 def _graph(kernel: CalledKernel) -> Call:
-    q, k, v = (_tensors(1, 1, 256, HEADS, HEAD_DIM)[0] for _ in "qkv")
+    q, k, v = (_tensors(1, *SHAPE)[0] for _ in "qkv")
     kernel.batched(q, k, v)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
