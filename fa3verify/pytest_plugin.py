@@ -26,8 +26,7 @@ LINE = "fa3_kernels"  # the variable of a conftest that names kernels; empty if 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, whose names all begin with --fa3."""
-    group = parser.getgroup("fa3verify", "attention kernels judged by fa3verify")
-    add = group.addoption
+    add = parser.getgroup("fa3verify", "attention kernels judged by fa3verify").addoption
     add("--fa3-kernel", action="append", default=[], metavar="NAME", help="judge this kernel, module:function")
     add("--fa3-profile", choices=("quick", "release", "soak"), default="quick", help="how much is tried")
     add("--fa3-seed", type=int, default=0, metavar="N", help="seed of every draw")

@@ -142,8 +142,9 @@ class _Worker:
                 message: worker.Message = self.pipe.recv()
                 if message.kind == "value":
                     return message
-                if message.kind == "error":
-                    raise TaskError(*message.value)
+                if message.kind in ("error", "spoilt"):
+                    self.is_ended |= message.kind == "spoilt"
+                    raise TaskError(*message.value, self.note.read() if self.is_ended else None)
                 if message.kind == "warming":
                     case = self.note.read()  # the case that warms up: the clock that starts now is its own
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)

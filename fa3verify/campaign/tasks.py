@@ -103,10 +103,10 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 class Outcome:
     """What became of a task: its ``value``, or an ``error`` of one line with the type of the exception in ``raised``.
 
-    A task that lost its worker (``lost_worker``) has in ``at`` the case that it was judging, if that is known, and in
-    ``waited_s`` how long its call was waited for, 0 if its process died. A
-    ``skipped`` task has neither value nor error: its kernel had lost too many workers, or the campaign was stopped.
-    ``cpu_s`` is 0 where it is unknown, as for a result from a journal. Shard files hold no task: its identity is the
+    A task that lost its worker (``lost_worker``) or its GPU has in ``at`` the case that it was judging, if that is
+    known, and the first in ``waited_s`` how long its call was waited for, 0 if its process died. A ``skipped`` task has
+    neither value nor error: its kernel had lost too many workers, or the campaign was stopped. ``cpu_s`` is 0 where it
+    is unknown, as for a result from a journal. Shard files hold no task: its identity is the
     key of the outcome.
     """
 
@@ -306,7 +306,7 @@ def _outcome(task: Task, future: Future, lost: Mapping[str, int]) -> Outcome:
             return Outcome(task, skipped=True)
         return Outcome(task, error=str(error), at=error.at, lost_worker=True, waited_s=error.waited_s)
     except TaskError as error:
-        return Outcome(task, error=str(error), raised=error.raised)
+        return Outcome(task, error=str(error), raised=error.raised, at=error.at)
     except Exception as error:  # an executor of another kind lost the task
         return Outcome(task, error=of_error(error), raised=type(error).__name__)
 

@@ -126,10 +126,11 @@ class Message(NamedTuple):
     """What a worker sends to its parent.
 
     "warming" and "warm" say that something begins, or has ended, that takes longer the first time. "value" ends a task
-    with its value and CPU seconds, "error" with the words and the type of an exception as ``value``.
+    with its value and CPU seconds, "error" with the words and the type of an exception as ``value``. "spoilt" is an
+    error after which the process ends, as no later call could use its GPU.
     """
 
-    kind: Literal["warming", "warm", "value", "error"]
+    kind: Literal["warming", "warm", "value", "error", "spoilt"]
     value: Any = None
     cpu_s: float = 0.0
 
@@ -166,10 +167,25 @@ class Note:
     def warming(self, begins: bool) -> None:
         """Tell the parent that something that takes longer the first time begins, or has ended.
 
-        A process that a call forked says nothing: its bytes would stand in the middle of its worker's.
+        A call after which the GPU fails ends its process: no other case is to be blamed for it, and none made of it by
+        shrinking. A process that a call forked says nothing: its bytes would stand in the middle of its worker's.
         """
         if self._pipe and os.getpid() == self._process:
+            if not begins and (error := _gpu_error()):
+                self._pipe.send(Message("spoilt", (of_error(error), type(error).__name__)))
+                os._exit(1)
             self._pipe.send(Message("warming" if begins else "warm"))
+
+
+def _gpu_error() -> RuntimeError | None:
+    """Return what every later call of torch on the GPU would raise in this process, such as after a bad address."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def serve(

@@ -288,6 +288,5 @@ def _fitted(kernel: Kernel, problem: AttentionProblem) -> AttentionProblem:
     if not problem.is_varlen:
         of_a_key = problem.batch * changes.get("nheads_kv", problem.nheads_kv) * problem.head_dim
         # K grew if every query head has its own keys now; a worker's memory is the limit, whatever the profile.
-        most = _most_elements(kernel, "release") // of_a_key
-        changes["seqlen_k"] = min(problem.seqlen_k, most)
+        changes["seqlen_k"] = min(problem.seqlen_k, _most_elements(kernel, "release") // of_a_key)
     return kernel.fitted(replace(problem, **changes))

@@ -29,5 +29,4 @@ def watch(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     """
     from fa3verify.sanitizer import watch
 
-    watching = watch(**options)
-    raise Exit(watching.run(script, arguments))
+    raise Exit(watch(**options).run(script, arguments))

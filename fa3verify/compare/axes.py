@@ -199,8 +199,7 @@ def _moved(setup: Setup, places: int) -> Iterator[Pair]:
 
 
 def _neighbours(setup: Setup, _: int | str) -> Iterator[Pair]:
-    first = next(iter(setup.problem.sequences()))
-    one = own_choice(_packed(part(setup, first)))
+    one = own_choice(_packed(part(setup, next(iter(setup.problem.sequences())))))
     yield Pair(one, own_choice(setup), lambda result: {name: x[None] for name, x in result.items()}, _of(setup, 0))
 
 

@@ -205,8 +205,7 @@ def compare_over(
         raise ValueError(f"{kernel.name} cannot be compared over {axis.name}: it does not claim {lacking}")
 
     def pairs(value: Any, recipe: Recipe) -> Iterator[Pair]:
-        setup = call_of(kernel, axis.problem_for(kernel, value, sizes or {}), recipe)
-        yield from axis.pairs(setup, value)
+        yield from axis.pairs(call_of(kernel, axis.problem_for(kernel, value, sizes or {}), recipe), value)
 
     return compare_pairs(axis.words, tuple(values) or axis.values, recipes, pairs)
 
@@ -296,8 +295,7 @@ def compare_pairs(
 
 def _launch(setup: Setup) -> Any:
     """Return the configuration of a call's launch; None for a kernel without a twin, which states only its formats."""
-    is_known = twins.is_twin(setup.kernel.name) or setup.kernel.twin is not None
-    return setup.config if is_known else None
+    return setup.config if twins.is_twin(setup.kernel.name) or setup.kernel.twin is not None else None
 
 
 def reason(a: Any, b: Any, problems: tuple[AttentionProblem, AttentionProblem]) -> str:

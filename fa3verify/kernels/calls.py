@@ -101,8 +101,7 @@ def _is_unsupported(error: BaseException | None) -> bool:
 
 def sealed(operands: Operands) -> Operands:
     """Return a copy of operands whose arrays are read-only."""
-    copies = {f.name: _sealed(getattr(operands, f.name)) for f in fields(operands)}
-    return replace(operands, **copies)
+    return replace(operands, **{f.name: _sealed(getattr(operands, f.name)) for f in fields(operands)})
 
 
 def _sealed(x: Any) -> Any:

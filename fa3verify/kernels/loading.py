@@ -225,8 +225,7 @@ def _one_of(reference: str, made: tuple[Any, ...], dtype: str) -> Kernel:
     chosen = [kernel for kernel in made if kernel.dtype == dtype] if dtype else made
     if len(chosen) == 1:
         return chosen[0]
-    base = reference.removesuffix(f".{dtype}")
-    names = tuple(f"{base}.{kernel.dtype}" for kernel in made)
+    names = tuple(f"{reference.removesuffix(f'.{dtype}')}.{kernel.dtype}" for kernel in made)
     message = f"kernel {reference!r} must name one of {', '.join(names)}"
     raise ValueError(message) if dtype else Several(message, names)
 

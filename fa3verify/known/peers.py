@@ -268,7 +268,7 @@ PEERS: dict[str, Peer] = {
         "torch SDPA, backend MATH, on a GPU",
         "torch_sdpa",
         order=all_fp32,
-        facts={"policy": _TOP_LEFT},
+        facts={"policy": Policy(causal="top_left", special_values="visible")},  # the mask is added to the scores
         is_timed=False,
     ),
     "cuda.flex": Peer(

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fa3_reference.rules import require
+
 EXECUTE = 3  # XLA_FFI_ExecutionStage
 # XLA_FFI_ArgType, XLA_FFI_AttrType
 BUFFER = 1
@@ -137,7 +139,8 @@ class Call:
     handler : ctypes function
         What :func:`handler` returns.
     operands, results : sequences of tensors
-        Contiguous, float16, bfloat16 or float32; anything with ``shape``, ``dtype`` and ``data_ptr()``.
+        float16, bfloat16 or float32, contiguous and aligned, or ValueError; anything with ``shape``, ``dtype``,
+        ``data_ptr()`` and ``is_contiguous()``.
     attributes : mapping
         Python bool, int and float values.
     runtime : Runtime
@@ -174,6 +177,10 @@ class Call:
     def _list(self, tensors: Sequence[Any]) -> Any:
         buffers = []
         for x in tensors:
+            require(
+                x.is_contiguous() and x.data_ptr() % 16 == 0,
+                "the buffers of XLA are contiguous and begin at a multiple of 16 bytes",
+            )
             dims = (c.c_int64 * len(x.shape))(*x.shape)
             self._kept.append(dims)
             dtype = DTYPES[str(x.dtype).removeprefix("torch.")]

@@ -275,11 +275,10 @@ def _outside_stays(family: list[Call], trial: Trial) -> Found:
                 before = read()
                 write(value)
                 try:
-                    returned = kernel()
-                    changed.extend([name] * (read() != value))  # noqa: B023 (it is called before the next name)
+                    return kernel()
                 finally:
+                    changed.extend([name] * (read() != value))  # noqa: B023 (it is called before the next name)
                     write(before)
-                return returned
 
             with arranged(call=under):
                 yield _again(family[0], f"with {name}: {value}")

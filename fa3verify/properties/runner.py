@@ -259,8 +259,8 @@ class _Recorded:
     def __call__(self, problem: AttentionProblem, operands: Operands, config: Any) -> dict[str, np.ndarray]:
         if self.next == len(self.calls):
             named = self.operation.named(self.run(problem, operands, config), problem, config)
-            copies = {name: np.array(x) for name, x in named.items()}  # the kernel may reuse its own
-            self.calls.append((problem, copies))
+            # Copies: the kernel may reuse its own.
+            self.calls.append((problem, {name: np.array(x) for name, x in named.items()}))
         known, outputs = self.calls[self.next]
         assert known == problem, "the calls of a law do not depend on the hypothesis"
         self.next += 1

@@ -108,8 +108,7 @@ def chunked(setup: Setup, trial: Trial, made: Made = _as_it_is) -> Found:
 def _pieces(problem: AttentionProblem, starts: Iterable[int]) -> Iterator[tuple[Sequence, slice, slice]]:
     """Yield the rows of every chunk, and of the last query alone, each with the keys that it sees."""
     for seq in filled(problem):
-        inner = {n for n in starts if n < seq.seqlen_q}
-        edges = sorted({0, *inner, seq.seqlen_q})
+        edges = sorted({0, *(n for n in starts if n < seq.seqlen_q), seq.seqlen_q})
         parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
         decode = slice(seq.seqlen_q - 1, seq.seqlen_q)
         for rows in [*parts, decode] if seq.seqlen_q > 1 else parts:

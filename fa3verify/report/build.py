@@ -80,8 +80,7 @@ def rebuild(run: Path, out: Path) -> Path:
 
 def _write_pages(out: Path, tree: xr.DataTree) -> Path:
     """Write all files but the dataset, the summary last, and return the path of the page."""
-    run = dataset.from_tree(tree)
-    pages = render(run, str(tree.attrs["content_sha256"]))
+    pages = render(dataset.from_tree(tree), str(tree.attrs["content_sha256"]))
     write_text(out / MARKDOWN, pages[MARKDOWN])
     write_text(out / PAGE, pages[PAGE])
     write_text(out / SUMMARY, json_text(dataset.summary_of(tree)))

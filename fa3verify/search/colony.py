@@ -54,8 +54,7 @@ def level(fmt: Format, between: tuple[int, int], rng: Rng, *more: tuple[int, int
     largest = int(np.log2(max_finite(fmt.name)))
     ranges = (least, fmt.min_exponent + 1), between, (least, largest + 1), *more
     exponent = rng.integers(*ranges[rng.integers(len(ranges))])
-    fraction = rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)])
-    return np.ldexp(fraction, exponent)
+    return np.ldexp(rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)]), exponent)
 
 
 def power_of_two_in_log2_units(rng: Rng) -> float:

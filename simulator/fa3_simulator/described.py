@@ -134,8 +134,7 @@ def timed(schedule: Schedule, machine: Machine, clock_mhz: float | None = None) 
 
 def hazards(schedule: Schedule, machine: Machine) -> Proof:
     """Prove that a schedule is safe whatever its tiles and in every order; misfits of the machine are findings too."""
-    is_persistent = schedule.launch().persistent
-    proof = unbounded.prove(schedule.program, is_persistent=is_persistent)
+    proof = unbounded.prove(schedule.program, is_persistent=schedule.launch().persistent)
     cta = schedule.cta([1])
     fragments = [Hazard("footprint", text) for text in cta.short_of_registers(machine.more_registers)]
     return proof._replace(findings=list(dict.fromkeys([*proof.findings, *fragments, *footprint(cta.build(), machine)])))

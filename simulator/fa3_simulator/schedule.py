@@ -174,8 +174,7 @@ class Warps(Stream):
         first_b, *more = _listed(b)
         for slot in (*([] if a is None else _listed(a)[1:]), *more):
             self.operand(slot)
-        gemm = Gemm(name, m // 64 * (k * bits // 256), n, bits, a is None)
-        self.issue(gemm, first_a, first_b, acc)
+        self.issue(Gemm(name, m // 64 * (k * bits // 256), n, bits, a is None), first_a, first_b, acc)
 
     @contextmanager
     def group(self) -> Iterator[None]:

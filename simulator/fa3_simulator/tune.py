@@ -178,8 +178,7 @@ def tune(
         if why_not(kernel.as_program().config):
             continue
         simulated = estimate(problem, config, machine, clock_mhz)
-        bound = lower_bound(problem, config, machine, clock_mhz).cycles
-        gap = simulated.cycles / bound - 1
+        gap = simulated.cycles / lower_bound(problem, config, machine, clock_mhz).cycles - 1
         ranked.append(Ranked(config, simulated, gap, kernel.is_chosen(problem, OURS), kernel.is_chosen(problem, PEER)))
     return sorted(ranked, key=lambda r: (r.estimate.cycles, r.estimate.cta_cycles))
 

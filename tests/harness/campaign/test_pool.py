@@ -16,6 +16,7 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,25 @@ def die_at_a_case(case: int) -> None:
     print("to standard output")
     os.write(2, b"last\x1b words\n")
     os._exit(7)
+
+
+def spoil_the_gpu(case: int) -> int:
+    """Leave a GPU behind as a kernel with a bad address does: every later call of the process fails."""
+
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: misaligned address")
+
+    sys.modules["torch"] = SimpleNamespace(  # type: ignore[assignment]
+        cuda=SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+    )
+    watch.trying("family x", lambda: {"case": case})
+    with contextlib.suppress(RuntimeError), watch.warming("x"):
+        synchronize()
+    return case  # as a search does that goes on with smaller cases
+
+
+def is_imported(module: str) -> bool:
+    return module in sys.modules
 
 
 def fault() -> None:
@@ -118,6 +138,19 @@ def test_a_worker_that_dies_loses_only_its_task_and_says_where(pool):
         dead.result(timeout=60)
     assert lost.value.at == {"what": "family x", "content": {"case": 5}}
     assert alive.result(timeout=60) == 3
+
+
+def test_a_gpu_that_a_case_has_spoilt_fails_that_case_alone():
+    with IsolatingPool(1, limit_s=20.0) as pool:
+        spoilt, later = pool.submit(spoil_the_gpu, 5), pool.submit(is_imported, "torch")
+        with pytest.raises(TaskError, match="misaligned address") as error:
+            spoilt.result(timeout=60)
+        assert not isinstance(error.value, WorkerLost), "a process costs seconds, and a kernel has many cases"
+        assert error.value.raised == "RuntimeError"
+        assert error.value.at == {"what": "family x", "content": {"case": 5}}
+        assert later.result(timeout=60) is False
+        outcome, *_ = run([CallTask("a case", spoil_the_gpu, {"case": 6}, kernel="x")], pool)
+        assert (outcome.at, outcome.lost_worker) == ({"what": "family x", "content": {"case": 6}}, False)
 
 
 def test_a_segmentation_fault_names_its_signal_and_its_place(pool):

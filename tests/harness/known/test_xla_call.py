@@ -19,9 +19,13 @@ class Tensor:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.array = np.zeros(shape, np.float32)
         self.shape, self.dtype = shape, "torch.float32"
+        self.first = 0  # byte of the array at which it begins
 
     def data_ptr(self) -> int:
-        return self.array.ctypes.data
+        return self.array.ctypes.data + self.first
+
+    def is_contiguous(self) -> bool:
+        return self.array.flags.c_contiguous
 
 
 def frame_at(address: int):
@@ -110,3 +114,14 @@ def test_what_is_not_provided_is_named():
 
     with pytest.raises(RuntimeError, match="asks for ThreadPool_Schedule, which is not provided"):
         call(body)()
+
+
+def test_a_view_that_xla_could_not_hand_over_is_refused():
+    handler = Handler(lambda _: None)
+    runtime = Runtime(lambda: 0x55, lambda size: 0x1000 + size)
+    spread, late = Tensor((2, 3)), Tensor((4,))
+    spread.array = np.zeros((3, 2), np.float32).T
+    late.first = 4
+    for tensor in (spread, late):
+        with pytest.raises(ValueError, match="contiguous and begin at a multiple of 16 bytes"):
+            Call(handler, [tensor], [Tensor((4,))], {}, runtime)

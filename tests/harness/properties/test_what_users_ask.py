@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 
 import fa3verify
 from fa3verify.known import registry
+from fa3verify.operations import WrongOutput
 from fa3verify.properties import find_law, run_law
+from fa3verify.properties.surroundings import keeping_environment
 from tests.quality.outside.plain import attend
 
 pytestmark = pytest.mark.usefixtures("shared_references")
@@ -52,6 +56,25 @@ def test_a_kernel_that_compiles_at_its_first_call_is_called_as_often_as_another(
     name = f"{__name__}:compiles_first"
     outcome = run_law(find_law("calls_leave_no_trace"), registry.find(name), max_examples=2, seed=0, shrink_seconds=0)
     assert outcome.violation is not None, f"{len(_seen)} launches show no lost row"
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "is_blamed"),
+    [
+        ("library", "os.environ['LIBRARY_CACHE'] = 'x'", True),
+        ("library", "os.putenv('LIBRARY_CACHE', 'x')", True),
+        ("torch._inductor.runtime.cache_dir_utils", "os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'x'", False),
+    ],
+)
+def test_a_call_is_blamed_for_a_variable_that_it_leaves_but_not_for_those_of_torchs_compiler(
+    module, statement, is_blamed, monkeypatch
+):
+    for name in ("LIBRARY_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "before")
+    call = partial(exec, statement, {"__name__": module, "os": os})
+    blamed = pytest.raises(WrongOutput, match="LIBRARY_CACHE set in the environment")
+    with blamed if is_blamed else nullcontext():
+        keeping_environment(call)
 
 
 @pytest.mark.parametrize("law", sorted({law for _, law in FOUND_BY}))
