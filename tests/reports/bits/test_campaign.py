@@ -26,8 +26,6 @@ from fa3verify.files import PACKED, read_bytes
 
 pytestmark = pytest.mark.optional
 REPORTS = Path(__file__).parents[3] / "reports"
-# Cases of caches that were not run again since launches over pages changed: their rows were dropped, as stale.
-LEFT = {"gluon_paged_bits.csv": 835, "gluon_paged_controls.csv": 18}
 TABLES = {table.file: table for part in PARTS.values() for table in part.tables}
 COMMITTED = sorted(
     path.with_name(file) for file in TABLES for name in (file, f"{file}{PACKED}") for path in REPORTS.rglob(name)
@@ -40,7 +38,7 @@ def test_every_table_is_committed_with_every_case() -> None:
         wanted = {table.key_of(case) for case in table.cases()}
         found = [set(read(path, table)) for path in COMMITTED if path.name == file]
         assert all(rows <= wanted for rows in found), file
-        assert min((len(wanted) - len(rows) for rows in found), default=len(wanted)) == LEFT.get(file, 0), file
+        assert any(rows == wanted for rows in found), file
 
 
 @pytest.mark.parametrize("committed", COMMITTED, ids=lambda path: "/".join(path.parts[-3:]))
