@@ -17,6 +17,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from fa3_reference.rules import require
+
 
 def torch_math(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, softmax_scale: float, causal: bool
@@ -29,8 +31,11 @@ def torch_math(
 def torch_flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, softmax_scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what ``scaled_dot_product_attention`` runs on a CPU by default, with its lse; kv heads are repeated."""
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    """Return what ``scaled_dot_product_attention`` runs on a CPU by default, with its lse; kv heads are repeated.
+
+    ValueError for channels apart from each other, where that runs something else.
+    """
+    k, v = _repeated(q, k, v)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=softmax_scale)
 
 
@@ -38,10 +43,16 @@ def torch_flash_gradients(*tensors: torch.Tensor, softmax_scale: float, causal: 
     """Return dq, dk and dv of ``torch_flash``, from q, k, v, dout, out and lse; dk and dv of a group are added."""
     q, k, v, dout, out, lse = tensors
     group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    k, v = _repeated(q, k, v)
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     dq, dk, dv = backward(dout, q, k, v, out, lse, 0.0, causal, scale=softmax_scale)
     return dq, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+
+
+def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    """Return K and V with a head for each of Q; ValueError for operands with which SDPA leaves this path."""
+    require(q.stride(-1) == k.stride(-1) == v.stride(-1) == 1, "SDPA takes MATH for channels apart from each other")
+    return [x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v)]
 
 
 def _flex(

@@ -214,8 +214,14 @@ class Hypothesis:
         problem = question.problem(dtype)
         tile_n = self.tile_causal if question.causal else self.tile_n
         head_dim, _ = traits_of(OURS).compiled_head_dims(problem)
-        interval = min(self.promotion_interval, tile_n)
-        config = Config(dtype, head_dim, 128, tile_n, out_dtype, interval)  # type: ignore[arg-type]
+        config = Config(
+            dtype,
+            head_dim,
+            128,
+            tile_n,
+            out_dtype,  # type: ignore[arg-type]
+            min(self.promotion_interval, tile_n),
+        )
         return Result(*twin(problem, question.operands(dtype), config, order=self.order))
 
 

@@ -180,8 +180,7 @@ class Quantize(Operation):
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         fmt = FORMATS[str(changes.get("input_dtype", "fp16"))]
-        q, k, v = (encode(x, fmt, "ieee") for x in arrays)
-        return Quantized(Operands(q, k, v))
+        return Quantized(Operands(*(encode(x, fmt, "ieee") for x in arrays)))
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs) -> Outputs:
         return self._stored(problem, arrays, config, got)[0]

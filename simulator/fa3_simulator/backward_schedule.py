@@ -229,8 +229,7 @@ class BackwardSchedule:
         int
             Between ``hidden`` and ``blocks``.
         """
-        always = self.family.startswith("flash3") and self.head_dim > 64
-        return blocks if always and hidden else hidden
+        return blocks if hidden and self.family.startswith("flash3") and self.head_dim > 64 else hidden
 
     def _shared(self, name: str, shape: tuple[int, int], depth: int, transposed: bool) -> Product:
         # one warpgroup's share of a product: of its rows if each gets a multiple of 64, else of its columns

@@ -18,7 +18,7 @@ from fa3_reference.problem import Dtype
 from fa3_reference.rules import require
 from fa3_reports.atlas import chart
 from fa3_reports.atlas.chart import Known
-from fa3_reports.atlas.tables import Judged, details, errors, matrices, verdicts
+from fa3_reports.atlas.tables import Judged, contracts, details, errors, matrices, verdicts
 from fa3verify import operations, records
 from fa3verify.campaign import atlas
 from fa3verify.campaign.run import KernelRun, Run
@@ -194,6 +194,7 @@ def render(data: Data) -> dict[str, str]:
         "written": chart.written,
         "chart": chart.chart(shown, beside),
         "definition": bits_lost.DEFINITION,
+        "contracts": contracts(rows),
         "cards": cards,
         "pairs": beside,
         "sources": data.sources,

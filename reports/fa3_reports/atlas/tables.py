@@ -29,6 +29,7 @@ OUTLIERS = "fa3_outliers"  # the two families whose errors have columns of their
 ACTIVATIONS = "activations:SmolLM2-135M-Instruct"
 REPEATED = "repeated_run_is_identical"  # the property behind the column "same call twice"
 REASONS = 3  # the most reasons that the row of a failing kernel names
+VERDICTS = ("pass", "question", "fail", "inconclusive")  # in the order of their columns
 FAR = 2.0  # a cell is shaded if it is more than so many times the least figure of its row
 
 
@@ -186,8 +187,28 @@ def _verdict_row(row: Judged) -> Json:
         "problems": entry.cases,
         "bits": bits(entry),
         "repeated": repeated(entry).partition(",")[0],
-        "policy": ", ".join(entry.introduction.policy).replace("_", " ") or "nothing",
+        "policy": _declared(entry) or "nothing",
     }
+
+
+def _declared(entry: KernelRun) -> str:
+    """Return in words what a kernel declares to do by design; empty where it declares nothing."""
+    return ", ".join(entry.introduction.policy).replace("_", " ")
+
+
+def contracts(rows: Sequence[Judged]) -> PageTable:
+    """Return the table of contracts: kernels of one operation that declare the same, by verdict."""
+    groups: dict[tuple[str, str], list[Judged]] = {}
+    for row in sorted(rows, key=lambda row: list(operations.OPERATIONS).index(row.entry.operation)):
+        groups.setdefault((row.entry.operation, _declared(row.entry)), []).append(row)
+    had = [name for name in VERDICTS if any(row.entry.verdict == name for row in rows)]
+    columns = [PageColumn("operation", "operation"), PageColumn("by design", "declared")]
+    lines = [
+        {"operation": operation, "declared": declared or "nothing but the default"}
+        | {name: ", ".join(x.label for x in mine if x.entry.verdict == name) or DASH for name in had}
+        for (operation, declared), mine in groups.items()
+    ]
+    return PageTable("contracts", "By contract", [*columns, *(PageColumn(x, x) for x in had)], lines)
 
 
 def errors(rows: Sequence[Judged], title: str) -> PageTable:

@@ -23,7 +23,7 @@ from tests.harness.report.test_report import _parse, check_alone
 
 REPORTS = Path(__file__).parents[3] / "reports"
 PUBLISHED = REPORTS / "atlas"
-ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h100"))
+ATLASES = tuple(PUBLISHED / name / atlas.FILE for name in ("cpu", "h100", "h200"))
 
 
 def pages(out: Path, *files: Path) -> tuple[str, str]:
@@ -86,6 +86,18 @@ def test_kernels_of_one_operation_and_dtype_stand_side_by_side(tmp_path):
     ]
     assert 'href="gpu/worst/b.fp16.json"' in html
     assert "0.0400" in html  # the largest error over the output's root mean square
+
+
+def test_kernels_that_declare_the_same_stand_together_with_questions_beside_fails(tmp_path):
+    plain = entry("c.fp16")
+    plain = replace(plain, introduction=replace(plain.introduction, policy=()))
+    made = [entry("a.fp16"), replace(entry("b.fp16"), verdict="question"), plain]
+    html, text = pages(tmp_path, stored(tmp_path, *made))
+    assert [line for line in text.splitlines() if line.startswith("| forward | ")] == [
+        "| forward | causal top left | a.fp16 | b.fp16 | ",
+        "| forward | nothing but the default | c.fp16 | – | ",
+    ]
+    assert html.index('id="contracts"') < html.index('id="forward-fp16"')
 
 
 def test_a_kernel_that_one_machine_lacks_and_another_judged_is_not_listed_as_not_run(tmp_path):
