@@ -132,8 +132,7 @@ class Probes:
         weight = 2.0 ** (one * entry * self.form.factor)
         offset = 256.0 if self.form.dtype == "e4m3" else 1.0
         held = float(self.form.rounded(weight * offset)) / offset
-        kept = _counted(rows.out(answer) * (2 + (KEYS - 2) * weight) / (unit * held))
-        return KEYS // _SPACING - kept
+        return KEYS // _SPACING - _counted(rows.out(answer) * (2 + (KEYS - 2) * weight) / (unit * held))
 
     def weights(self, known: Structure) -> Structure:
         """Find P's format and rounding, from the difference of a weight and its rounded value.

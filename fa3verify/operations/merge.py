@@ -123,7 +123,8 @@ class Merge(Operation):
         return Quantized(MergeOperands(q=q, k=k, v=v, outs=outs, lses=lses.astype(np.float32)))
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: MergeConfig, got: Outputs) -> Outputs:
-        return merge(*(arrays if len(arrays) == 2 else _parts(problem, arrays, config.parts)))._asdict()
+        parts = arrays if len(arrays) == 2 else _parts(problem, arrays, config.parts)
+        return merge(*parts)._asdict()
 
     def hypothesis_names(self, forward: ForwardOf) -> tuple[str, ...]:
         return _BY_TWO, _AT_ONCE

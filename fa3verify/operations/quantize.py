@@ -180,7 +180,8 @@ class Quantize(Operation):
         self, problem: AttentionProblem, arrays: Arrays, scheme: QuantScheme | None, changes: Mapping[str, Setting]
     ) -> Quantized:
         fmt = FORMATS[str(changes.get("input_dtype", "fp16"))]
-        return Quantized(Operands(*(encode(x, fmt, "ieee") for x in arrays)))
+        q, k, v = (encode(x, fmt, "ieee") for x in arrays)
+        return Quantized(Operands(q, k, v))
 
     def truth(self, problem: AttentionProblem, arrays: Arrays, config: QuantizeConfig, got: Outputs) -> Outputs:
         return self._stored(problem, arrays, config, got)[0]

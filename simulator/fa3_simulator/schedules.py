@@ -68,8 +68,7 @@ def starts_both(config: Config) -> bool:
     It is false for our FP8 kernels where they issue P V in parts in front of Q K^T.
     """
     in_parts = config.is_fp8 and config.traits.promotes
-    in_one = config.overlaps and config.pv_parts == (1, 1)
-    return not in_parts or in_one or config.holds_turn
+    return not in_parts or (config.overlaps and config.pv_parts == (1, 1)) or config.holds_turn
 
 
 def copies_queries(config: Config) -> bool:

@@ -176,7 +176,7 @@ MUSEUM: Mapping[str, Row] = {
     "46": Row("FA1 Triton 9b0bc978", _fault(BackwardFault("dropped_dq_part")), "normal"),
     "47": Row("flash-attention 2756", _stateless(_early_dots), "normal"),
     "56": Row("flash-attention 2033", _fault(BackwardFault("doubled_dq_part")), "normal"),
-    "57, 58, 64": Row("flash-attention 2244, 1596", _unordered, law=REPEATED),
+    "57, 58, 64": Row("flash-attention 2244, 1596", _unordered, law="negated_dout_negates_gradients"),
     "59, 61": Row("flash-attention 1678, 2063", _stale_semaphore, law=REPEATED),
     "60": Row(
         "flash-attention 2510", _fault(BackwardFault("dropped_dq_part"), lambda p: p.window != (-1, -1)), "normal"
