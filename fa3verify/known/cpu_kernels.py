@@ -156,7 +156,9 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         _TRANSFORMERS,
         _eager_gradients,
         f"autograd of {_OF_TRANSFORMERS}",
-        _AUTOGRAD | _EAGER,
+        _AUTOGRAD
+        | _EAGER
+        | {"queries_within_keys": True},  # the gradient of a mean is not what gradients are judged by
     ),
 )
 
