@@ -106,8 +106,7 @@ class Outcome:
     A task that lost its worker (``lost_worker``) or its GPU has in ``at`` the case that it was judging, if that is
     known, and the first in ``waited_s`` how long its call was waited for, 0 if its process died. A ``skipped`` task has
     neither value nor error: its kernel had lost too many workers, or the campaign was stopped. ``cpu_s`` is 0 where it
-    is unknown, as for a result from a journal. Shard files hold no task: its identity is the
-    key of the outcome.
+    is unknown, as for a result from a journal. Shard files hold no task: its identity is the key of the outcome.
     """
 
     task: Task = field(default=CallTask("", dict, {}), metadata=NOT_WRITTEN)
