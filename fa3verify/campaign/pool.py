@@ -144,7 +144,7 @@ class _Worker:
                     return message
                 if message.kind in ("error", "spoilt"):
                     self.is_ended |= message.kind == "spoilt"
-                    raise TaskError(*message.value, self.note.read() if self.is_ended else None)
+                    raise TaskError(*message.value, at=self.note.read() if self.is_ended else None)
                 if message.kind == "warming":
                     case = self.note.read()  # the case that warms up: the clock that starts now is its own
                 allowed_s = limit_s * (WARM_UP if message.kind == "warming" else 1)

@@ -140,6 +140,8 @@ def _of_kernel(kernel: KernelRun) -> list[Rule]:
         ),
         (covered.share == min(shares, default=0.0), "coverage.share", "the least share of its kinds", covered.share),
         (covered.required == REQUIRED, "coverage.required", f"{REQUIRED}", covered.required),
+        *_of_bits_lost(kernel),
+        *_of_sizes_tried(kernel),
         *(
             (holds, f"families[{number}].{place}", wanted, got)
             for number, row in enumerate(kernel.families)
@@ -154,6 +156,30 @@ def _of_kernel(kernel: KernelRun) -> list[Rule]:
             )
             for number, loss in enumerate(kernel.loss or ())
         ),
+    ]
+
+
+def _of_sizes_tried(kernel: KernelRun) -> list[Rule]:
+    """Return the checks of the sizes that were tried, which older rows lack."""
+    if (tried := kernel.tried) is None:
+        return []
+    sizes = {
+        name: getattr(tried, name) for name in ("head_dim", "group", "nheads", "sequences", "seqlen_q", "seqlen_k")
+    }
+    sizes |= {"head_dim_v": [n for pair in tried.head_dim_v for n in pair], "calls": [tried.calls]}
+    return [(min(x, default=0) >= 0, f"tried.{name}", "0 or more each", min(x, default=0)) for name, x in sizes.items()]
+
+
+def _of_bits_lost(kernel: KernelRun) -> list[Rule]:
+    """Return the checks of the number that ranks a kernel, which older rows and quantisers lack."""
+    if (lost := kernel.bits_lost) is None:
+        return []
+    figures = {row.family: row.figures.get("bits_lost") for row in kernel.families}
+    worst = figures.get(lost.worst_family)
+    return [
+        (0 < lost.families <= len(figures), "bits_lost.families", f"1 to {len(figures)}", lost.families),
+        (lost.worst == worst, "bits_lost.worst", f"{worst}, that of {lost.worst_family}", lost.worst),
+        (0 <= lost.mean <= lost.worst, "bits_lost.mean", f"0 to {lost.worst}", lost.mean),
     ]
 
 
