@@ -5,6 +5,7 @@ Each is run here on a CPU, with a stand-in for its library that computes in floa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import runpy
 import subprocess
@@ -148,6 +149,21 @@ def cudnn_backward(defect):
     return backward
 
 
+def strided(monkeypatch, defect):
+    class Added(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return q + k + v
+
+        @staticmethod
+        def backward(ctx, dout):
+            misread = dout * torch.nan if defect and not dout.is_contiguous() else dout
+            return misread, misread, misread
+
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", lambda backend: contextlib.nullcontext())
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", Added.apply)
+
+
 def dew(monkeypatch, defect):
     jax = pytest.importorskip("jax", reason="needs JAX")
     jnp = jax.numpy
@@ -187,6 +203,8 @@ SCRIPTS = {
     "cudnn_low_scores": "low",
     "cudnn_one_query_and_key": (-11, ""),
     "cudnn_broadcast_bias": (1, "torch.AcceleratorError: CUDA error: misaligned address"),
+    "sdpa_unaligned_operands": (1, "torch.AcceleratorError: CUDA error: misaligned address"),
+    "cudnn_strided_gradient": "gaps",
 }
 
 
@@ -217,6 +235,8 @@ def test_a_sound_library_is_mended_and_a_defect_shows(stem, is_right, tmp_path, 
     monkeypatch.setattr(Path, "read_bytes", lambda path: b"")
     if stem.startswith("dew"):
         dew(monkeypatch, defect)
+    if stem == "cudnn_strided_gradient":
+        strided(monkeypatch, defect)
     monkeypatch.setattr(sys, "argv", [stem, str(library)])
     with OnCpu(), pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FOLDER / f"{stem}.py"))
