@@ -24,7 +24,6 @@ MISSING = [kernel for kernel in cpu() if kernel.unavailable is not None]
 # Defects of the libraries themselves, which their pages in reports/findings describe.
 KNOWN = {
     ("torch.flash", "special_values_follow_policy"),
-    ("torch.flash", "views_are_read_by_their_strides"),  # its operator takes channels for neighbours
     ("torch.sdpa_masked", "special_values_follow_policy"),
     ("torch.math", "neighbours_never_leak"),
 }
