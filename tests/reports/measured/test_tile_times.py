@@ -11,6 +11,8 @@ from fa3_reports.measured.tile_times import LISTED, fitted, simulated, timed
 
 MEASURED = [key for key, tiles in table().items() if len(tiles) > 1 and key[3] == "some"]
 SIMULATED = [key for key in table() if key not in MEASURED]
+# How much further off than a new fit a committed time may be; the chained kernel of this one was timed again since.
+FURTHER = dict.fromkeys(MEASURED, 1.1) | {("e4m3", 64, 64, "some"): 1.15}
 
 
 def test_every_tile_that_is_listed_is_committed_and_no_other():
@@ -35,7 +37,7 @@ def test_where_tiles_are_chosen_between_causal_times_are_those_that_were_measure
             np.array([time.cycles(shape_of(problem)) / cycles - 1 for problem, cycles in launches])
             for time in (tile, fitted(*key, tile[4:6], tile.launch_cycles))
         )
-        assert np.sqrt(np.square(errors).mean()) < 1.15 * np.sqrt(np.square(best).mean())
+        assert np.sqrt(np.square(errors).mean()) < FURTHER[key] * np.sqrt(np.square(best).mean())
         assert np.abs(errors).max() < 0.1
         assert np.abs(errors).mean() < 0.02
 
