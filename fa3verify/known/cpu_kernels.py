@@ -156,8 +156,7 @@ _KERNELS: tuple[tuple[str, str, tuple[str, ...], Order, str, FunctionFacts], ...
         _TRANSFORMERS,
         _eager_gradients,
         f"autograd of {_OF_TRANSFORMERS}",
-        # Gradients are judged by rows without a key that are 0, not a mean.
-        _AUTOGRAD | _EAGER | {"queries_within_keys": True},
+        _AUTOGRAD | _EAGER,
     ),
 )
 

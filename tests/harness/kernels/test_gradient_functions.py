@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fa3verify.cases.case import Case
 from fa3verify.inputs.recipe import Recipe
 from fa3verify.judging.judgement import judge, passes
 from fa3verify.kernels.functions import array_kernel, torch_kernel
+from fa3verify.kernels.policy import Policy
 from fa3verify.properties import LAWS, run_law
 from tests.harness.kernels import sinks_gradients
 
@@ -45,6 +47,27 @@ def test_gradients_of_arrays_are_judged_in_their_own_layout(kind, layout):
     measures = judge(kernel, Case(kernel.name, PROBLEM, Recipe("normal"), operation="backward")).measures
     assert passes(kernel, measures)
     assert measures["bit_equal"] == 1
+
+
+def averaging(*arrays, softmax_scale, causal):
+    """Gradients of attention whose rows without a key average V, as a mask of finite minima has them."""
+    _, k, _, dout, *_ = arrays
+    dq, dk, dv = gradients(*arrays, softmax_scale=softmax_scale, causal=causal, own=True)
+    without_keys = dout[:, :, : max(0, dout.shape[2] - k.shape[2])].astype(np.float64)
+    due = without_keys.reshape(k.shape[0], k.shape[1], -1, dv.shape[-1]).sum(2, keepdims=True) / k.shape[2]
+    return dq, dk, (dv + due).astype(dv.dtype)
+
+
+@pytest.mark.parametrize("empty_out", ["mean", "undefined"])
+def test_gradients_are_not_asked_of_rows_whose_output_is_declared_other_than_zero(empty_out):
+    """Such a row gives all keys a gradient of V, which the reference's rows of zeros do not."""
+    problem = replace(PROBLEM, seqlen_q=40)
+    policy = Policy(empty_out=empty_out)
+    (plain,), (declared,) = (array_kernel(averaging, gradients="own", **x) for x in ({}, {"policy": policy}))
+    case = Case(plain.name, problem, Recipe("normal"), operation="backward")
+    assert not passes(plain, judge(plain, case).measures)
+    assert "no more queries than keys" in declared.misfit(problem)
+    assert passes(declared, judge(declared, replace(case, problem=declared.fitted(problem))).measures)
 
 
 def test_what_is_not_there_is_not_found_by_the_truth_of_a_given_forward():
