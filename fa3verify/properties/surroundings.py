@@ -43,7 +43,13 @@ def settings() -> Iterator[Setting]:
         yield "torch's backends of attention", backends, partial(_set_backends, torch.backends.cuda), (backends(),)
         yield "torch's number of threads", torch.get_num_threads, torch.set_num_threads, (2, 1)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            yield "the current stream", torch.cuda.current_stream, torch.cuda.set_stream, (torch.cuda.Stream(),)
+            # What was made on one stream may be used on another when it is done.
+            yield (
+                "the current stream",
+                torch.cuda.current_stream,
+                lambda stream: (torch.cuda.synchronize(), torch.cuda.set_stream(stream)),
+                (torch.cuda.Stream(),),
+            )
 
 
 def _attention_backends(cuda: Any) -> tuple[bool, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import fa3verify
 from fa3verify.known import registry
 from fa3verify.operations import WrongOutput
 from fa3verify.properties import find_law, run_law
-from fa3verify.properties.surroundings import keeping_environment
+from fa3verify.properties.surroundings import keeping_environment, settings
 from tests.quality.outside.plain import attend
 
 pytestmark = pytest.mark.usefixtures("shared_references")
@@ -42,6 +44,16 @@ def compiles_first(q, k, v, **o):
     if len(_seen) % 100 == 99 and out.size:
         out.reshape(-1, out.shape[-1])[-1] = 0
     return out, lse
+
+
+def test_a_stream_is_changed_when_what_was_made_on_the_one_before_is_done(monkeypatch):
+    """Operands are made on one stream and outputs are read on it, around a call on another."""
+    torch = MagicMock()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    (change,) = (write for name, _, write, _ in settings() if name == "the current stream")
+    torch.reset_mock()
+    change("other")
+    assert torch.mock_calls == [call.cuda.synchronize(), call.cuda.set_stream("other")]
 
 
 @pytest.mark.parametrize(("kernel", "law"), FOUND_BY)
