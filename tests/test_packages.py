@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,13 @@ def test_a_package_works_from_an_empty_folder(packages, version, kind, tmp_path)
     assert said("python", "-c", CHECK).startswith("PASS")
     assert "cycles" in said("fa3verify", "simulate", "--seqlen", "1024")
     assert "VERIFY PASS" in said("fa3verify", "verify", "twin.quantize", "--quick", "--quiet", "--out", "out")
+
+
+@pytest.mark.nightly
+def test_the_source_distribution_holds_what_git_holds(packages):
+    """What else lies in a checkout, such as an environment or libraries to be compared with, may be anybody's."""
+    (archive,) = packages.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        held = {name.partition("/")[2] for name in packed.getnames()} - {"PKG-INFO"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert held == set(listed.splitlines())

@@ -222,7 +222,7 @@ KEYS = (  # the first that fits
         "passes of FlashAttention-3 and of named prototypes, none of which changes; a test simulates them again",
     ),
     Key(("machines/*.toml",), _constant, "a machine's constants; a test derives them again from the microbenchmarks"),
-    Key(("atlas/*/atlas.json", "release-*/report.*"), _version, "the version that judged stands in it or in its name"),
+    Key(("atlas/*/atlas.json", "release-*/*.md"), _version, "the version that judged stands in it or in its name"),
     Key(("atlas/*/worst/*.json", "findings/0002_*.json"), _constant, "inputs to be judged again, no results"),
     Key(
         (
