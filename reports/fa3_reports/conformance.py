@@ -113,8 +113,8 @@ WHO = """# Who meets which clause
 of `*/atlas.json.xz` by `{command}`.
 
 All rows are of: {profiles}. No row records the versions of clauses: it stands for the demands as they were when the
-kernel was judged. Versions older than {version} judged {older} of them. Where one did, it stands behind the kernel's name:
-demands have changed and come up since, and what did not exist was not asked.
+kernel was judged. Versions older than {version} judged {older} of them. Where one did, it stands behind the name of the
+kernel: demands have changed and come up since, and what did not exist was not asked.
 """
 
 
@@ -392,15 +392,9 @@ def _of_rule(entry: KernelRun, rule: Rule, law: str, broken: Collection[str | No
 
 def _met(entries: Sequence[tuple[Run, KernelRun]]) -> str:
     told = [(made, entry, status(made, entry)) for made, entry in entries]
-    older = sum(made.version != __version__ for made, _ in entries)
+    older = sum(made.version != __version__ for made, _ in entries) or "none"
     profiles = "; ".join(sorted({f"profile {made.profile}, seed {made.seed}" for made, _ in entries}))
-    facts = {
-        "command": COMMAND,
-        "count": len(entries),
-        "older": older or "none",
-        "version": __version__,
-        "profiles": profiles,
-    }
+    facts = {"command": COMMAND, "count": len(entries), "older": older, "version": __version__, "profiles": profiles}
     lines = [*WHO.format(**facts).splitlines(), ""]
     lines += [f"- {SIGNS[name]} {name}: {words}" for name, words in MEANINGS.items()]
     lines += ["", "## How many kernels meet each clause", ""]
