@@ -35,7 +35,7 @@ from fa3verify.kernels.arrays import (
 from fa3verify.kernels.conventions import Convention, adapted, facts_of
 from fa3verify.kernels.layouts import CacheLayout, Groups, Packed
 from fa3verify.kernels.loading import MODS, declared_mods
-from fa3verify.kernels.policy import DEFAULT, Policy
+from fa3verify.kernels.policy import Policy
 from fa3verify.kernels.record import Kernel
 from fa3verify.kernels.sizes import gathered
 from fa3verify.operations.merge import UNWRITTEN
@@ -214,9 +214,7 @@ def _sizes(facts: Facts, gradients: str) -> Json:
     features |= {"mods"} if any(facts.get(name) for name in MODS) else set()
     # Unless a user declares it, gradients of sequences without keys are not asked for.
     sizes: Json = {"features": features, "min_seqlen": facts.get("min_seqlen", 1 if gradients else 0)}
-    # Gradients are judged by rows without a key that give none: a row that averages V gives some to all keys.
-    gives = bool(gradients) and facts.get("policy", DEFAULT).empty_out in ("mean", "undefined")
-    sizes |= {name: True for name, is_so in (("equal_lengths", is_packed), ("queries_within_keys", gives)) if is_so}
+    sizes |= {"equal_lengths": True} if is_packed else {}
     pairs = tuple(d if isinstance(d, tuple) else (d, d) for d in facts.get("head_dims") or ())
     if any(d != v for d, v in pairs):
         sizes |= {"features": features | {"head_dim_v"}, "head_dims": tuple(dict(pairs)), "head_dims_v": pairs}
