@@ -46,7 +46,8 @@ def _kernel(offset: Callable[[int, int], int], value: float = -np.inf, finish: F
         out, lse = finish(out, lse, np.broadcast_to(hidden.all(-1), lse.shape))
         return (out if causal else out * without_causal).astype(dtype), lse.astype(np.float32)
 
-    taken = {"features": ("causal", "gqa"), "dtypes": ("fp16",), "head_dims": (64,), "min_seqlen": 1} | facts
+    taken = {"features": ("causal", "gqa"), "dtypes": ("fp16",), "head_dims": (64,), "min_seqlen": 1}
+    taken |= {"bitwise": ("repeated_run_is_identical",)} | facts  # a bound less of every call that is compared
     return fa3verify.kernel(**taken)(attention)
 
 
