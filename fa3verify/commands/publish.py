@@ -10,7 +10,6 @@ with the largest case of every family, and one for each cause of its findings. A
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import subprocess
@@ -30,7 +29,6 @@ from fa3verify.campaign.run import Introduction, KernelRun, Loss, Run
 from fa3verify.cases.case import Case
 from fa3verify.commands import verify
 from fa3verify.commands.verify import make_executor
-from fa3verify.files import write_text
 from fa3verify.judging.family import CaseResult
 from fa3verify.judging.verdict import EXIT_CODES
 from fa3verify.kernels.record import Kernel
@@ -292,14 +290,14 @@ def _largest(cases: Sequence[CaseResult]) -> dict[str, Case]:
 def _findings(findings: Sequence[Finding], campaign: Path, beside: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
     """Copy the replay file of the first finding of each cause from ``campaign`` to files named after ``beside``.
 
-    Return the new paths by the old ones, and the findings with the new paths; a finding whose file was not copied has
-    None.
+    Tracebacks are left out, as in the atlas itself. Return the new paths by the old ones, and the findings with the
+    new paths; a finding whose file was not copied has None.
     """
     copied: dict[str, str] = {}
     for _, same in groupby(findings, lambda finding: finding.cause):
         first = next(same).replay
         if first and first not in copied:
             path = beside.with_name(f"{beside.stem}.finding-{len(copied)}.json")
-            write_text(path, json.dumps(json.loads((campaign / first).read_text("utf-8")), sort_keys=True) + "\n")
+            replay_files.write(path, replace(replay_files.read(campaign / first), traceback=None))
             copied[first] = f"{WORST}/{path.name}"
     return copied, tuple(replace(finding, replay=copied.get(str(finding.replay))) for finding in findings)

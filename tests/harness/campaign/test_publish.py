@@ -263,3 +263,14 @@ def test_an_atlas_names_no_machine_path(published):
     _, out, _ = published
     text = json.dumps(json.loads((out / atlas.FILE).read_text()))
     assert '"/' not in text
+
+
+def test_a_replay_file_that_is_published_names_no_machine_path_either(published, tmp_path):
+    """Where a kernel raised, its campaign's own file has a traceback."""
+    made, out, _ = published
+    finding = next(each for each in made.failures if each.replay)
+    known = replay_files.read(out / str(finding.replay))
+    raised = {"frame": "mine.py:1 in mine: raise", "text": 'File "/home/user/mine.py", line 1'}
+    replay_files.write(tmp_path / "raised.json", replace(known, traceback=raised))
+    copied, _ = publish._findings([replace(finding, replay="raised.json")], tmp_path, tmp_path / "beside.json")
+    assert replay_files.read(tmp_path / Path(copied["raised.json"]).name) == known
