@@ -38,6 +38,7 @@ _LAYOUTS: dict[str, dict[int, dict[str, Any]]] = {
         64: {},
         96: {},
         128: {},
+        160: {"ds_stages": 1, "splits_roles": True},
         192: {"ds_stages": 1, "splits_roles": True},
         256: {"dout_stages": 1, "ds_stages": 1, "splits_roles": True},
     },

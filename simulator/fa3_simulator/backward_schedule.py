@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+from fa3_kernels.plan.call import boxes
 from fa3_kernels.plan.config import WARPGROUP_ROWS, require
 from fa3_kernels.plan.families import OURS, Traits, traits_of
 
 WGMMA_K = 16  # of 16-bit operands
-HEAD_DIMS = (64, 96, 128, 192, 256)
+HEAD_DIMS = (64, 96, 128, 160, 192, 256)
 Turns = Literal["free", "ascending", "descending", "shift"]
 DqPath = Literal["tma warp", "registers"]
 
@@ -36,7 +37,7 @@ class BackwardSchedule:
     Parameters
     ----------
     head_dim : int
-        Compiled size: 64, 96, 128, 192 or 256.
+        Compiled size: 64, 96, 128, 160, 192 or 256.
     tile_m, tile_n : int
         Query rows of a block and keys of a tile, multiples of 16.
     family : str
@@ -58,7 +59,7 @@ class BackwardSchedule:
         starts reductions by TMA. "registers": consumers use vector reductions, which our kernel does not have.
     splits_roles : bool
         Whether one consumer computes S and dV of all keys and the other dP and dK, and S goes from one to the other in
-        fp32, as in our kernel at head_dim 192 and 256.
+        fp32, as in our kernel from head_dim 160 on.
     turns : {"free", "ascending", "descending", "shift"}
         In which order the key tiles add to a row block, see :mod:`fa3_simulator.turns`; "free" is any order.
 
@@ -153,10 +154,10 @@ class BackwardSchedule:
 
     @property
     def is_in_boxes(self) -> bool:
-        """Tell whether the channels are three boxes, as in our kernel at head_dim 96 and 192: consumer 0 hands on two
-        boxes of dQ, consumer 1 one.
+        """Tell whether the channels are several boxes, as in our kernel at head_dim 96, 160 and 192: consumer 0 hands
+        on all boxes of dQ but the last, which consumer 1 does.
         """
-        return self.is_ours and self.head_dim % 96 == 0
+        return self.is_ours and boxes(self.head_dim) > 1
 
     def staged(self, consumer: int) -> int:
         """Return how many elements of dQ a consumer hands on at a time.
@@ -169,10 +170,11 @@ class BackwardSchedule:
         Returns
         -------
         int
-            Elements of one part; where channels are three boxes, consumer 0 has twice as many as consumer 1.
+            Elements of one part; where channels are several boxes, consumer 0 has all but those of the last one.
         """
         whole = self.tile_m * self.head_dim
-        return whole * (2 - consumer) // 3 if self.is_in_boxes else whole // (self.consumers * self.dq_parts)
+        last = whole // boxes(self.head_dim)
+        return (whole - last, last)[consumer] if self.is_in_boxes else whole // (self.consumers * self.dq_parts)
 
     @property
     def dq_slices(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
-from fa3_kernels.plan.call import boxes
+from fa3_kernels.plan.call import box_channels, slices_of
 from fa3_kernels.plan.config import K_STEP, WARPGROUP_ROWS
 from fa3_kernels.plan.variant import staged_channels
 from fa3_simulator.program import Slot
@@ -41,12 +41,10 @@ class Consumer:
         self.p = None if s.pv_from_registers else shared.p[index]
 
     def output_parts(self) -> list[int]:
-        """Return the channels of each product that P V is cut into: one product for each slice of O. Our kernels cut
-        three boxes of channels into two and one."""
-        slices = self.s.pv_parts[0]
+        """Return the channels of each product that P V is cut into: one product for each slice of O."""
         channels = self.s.head_dim_v
-        is_boxed = slices == 1 and self.s.traits.is_built_here and boxes(channels) == 3
-        return [2 * channels // 3, channels // 3] if is_boxed else [channels // slices] * slices
+        box = box_channels(channels, self.s.bits) if self.s.traits.is_built_here else channels
+        return [count for _, count in slices_of(channels, box, self.s.pv_parts[0])]
 
     def hold(self) -> None:
         """Count the registers: S (two of them with three stages), O, Q if it is in registers, and P with the promoted
@@ -94,6 +92,8 @@ class Consumer:
         return self.scores[keys.use % len(self.scores)]
 
     def issue_output(self, values: Stage) -> None:
+        if self.s.size.scales_late:
+            self.c.work(self.work["last"])
         for output, channels in self.outputs:
             self.multiply("P V", self.p, values.slot, output, n=channels, k=self.s.tile_n)
 

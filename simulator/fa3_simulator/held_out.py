@@ -22,7 +22,7 @@ from fa3_simulator.machine import Machine
 
 LENGTHS = {45_000: "up to 25 us", 105_000: "25 to 60 us", 350_000: "60 to 200 us"}  # SM clocks, of launches in a burst
 DECODED = 16  # queries of a sequence in a step of decoding, at most
-WIDE = {96: "d96, d192", 192: "d96, d192"}  # in boxes of 32 and 64 channels; other head dims are powers of two
+WIDE = (96, 160, 192)  # in several boxes; others are powers of two
 
 
 class HeldOut(NamedTuple):
@@ -111,7 +111,7 @@ def groups_of(problem: AttentionProblem, config: AnyConfig, cycles: float) -> li
         return [f"decode {where}, {kernel.kind}", f"decode, {kernel.kind}"]
     if length:
         return [f"{config.family} {kernel.kind}, {length}", f"{kernel.kind}, {length}"]
-    widths = (f"d{config.head_dim}", WIDE.get(config.head_dim, "d64, d128, d256"))
+    widths = (f"d{config.head_dim}", "d96, d192" if config.head_dim in WIDE else "d64, d128, d256")
     return [f"{config.family} {kernel.kind} {width}{', other schedules' * (not is_shipped)}" for width in widths]
 
 

@@ -89,7 +89,7 @@ class Paired(_Ours):
 
 
 class Split(_Ours):
-    """One of two warpgroups that share the products at head_dim 192 and 256: the first computes S and dV of all keys,
+    """One of two warpgroups that share the products from head_dim 160 on: the first computes S and dV of all keys,
     the second dP and dK."""
 
     def begin(self) -> None:

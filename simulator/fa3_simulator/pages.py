@@ -41,7 +41,7 @@ def over_pages(problem: AttentionProblem, config: AnyConfig, machine: Machine) -
     read = {"hbm_bytes_per_ns": machine["hbm_bytes_per_ns"] / in_pieces(problem.head_dim * config.bits // 8)}
     row = config.head_dim * config.bits // 8
     if not Pages(page_size, 0, (), ()).are_boxes(config.tile_n, config.bits):
-        cycles = GATHERED_CYCLES * boxes(config.head_dim) / config.tile_n + row / GATHERED_BYTES_PER_CYCLE
+        cycles = GATHERED_CYCLES * boxes(config.head_dim, config.bits) / config.tile_n + row / GATHERED_BYTES_PER_CYCLE
         read |= {"tma_box_bytes": float(row * GATHERED_ROWS), "tma_issue_cycles": cycles * GATHERED_ROWS}
     elif page_size < config.tile_n:
         panel = min(row, SWIZZLED_BYTES)

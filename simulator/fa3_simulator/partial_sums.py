@@ -2,7 +2,7 @@
 
 A part is a chunk of the keys (``promotion_interval``) times a slice of the channels (as many as registers allow).
 Without promotion at head_dim 256 there is one part, straight into O. Two parts are in flight at a time, and Q K^T of
-the next block follows the last one. With promotion at 192 and 256, or without overlap, each part is waited for before
+the next block follows the last one. With promotion from 160 on, or without overlap, each part is waited for before
 the next is started. The softmax then waits for all of them, so that only the other warpgroup's GEMMs run under it.
 :mod:`fa3_simulator.forward` decides which kernels have this consumer; the others have
 :class:`fa3_simulator.consumer.Consumer`.
@@ -20,17 +20,11 @@ class PartsConsumer(Consumer):
     """One consumer warpgroup that starts P V of a block, in parts, in front of the scores of the next block."""
 
     def output_parts(self) -> list[int]:
-        slices, chunks = self.s.pv_parts
-        return [self.width] * (slices * chunks)
-
-    @property
-    def width(self) -> int:
-        """Channels of a part."""
-        return self.s.head_dim_v // self.s.pv_parts[0]
+        return super().output_parts() * self.s.pv_parts[1]
 
     def issue_part(self, values: Stage, part: int) -> None:
-        keys = self.s.tile_n // self.s.pv_parts[1]
-        self.multiply("P V", None, values.slot, self.outputs[part][0], n=self.width, k=keys)
+        output, channels = self.outputs[part]
+        self.multiply("P V", None, values.slot, output, n=channels, k=self.s.tile_n // self.s.pv_parts[1])
 
     def add_parts(self, values: Stage, early: bool, last: Callable[[], None]) -> None:
         """Start all parts of P V and add those that are done to O.
@@ -49,21 +43,22 @@ class PartsConsumer(Consumer):
             if early:
                 start(part + 1)
             self.c.wgmma_wait(1 if early else 0)
-            if self.s.promotion_interval and (self.s.adds_in_place or part < count - self.s.pv_parts[0]):
+            if self.s.promotion_interval and (self.s.adds_in_place or part < count - count // self.s.pv_parts[1]):
                 self.add_part(part)
             if not early:
                 start(part + 1)
 
     def add_part(self, part: int) -> None:
         """Add a part that is done to O; the same multiply-add rescales O."""
-        self.c.read(self.outputs[part][0])
-        self.c.vector("add P V", self.width // 2, fma=1)
+        output, channels = self.outputs[part]
+        self.c.read(output)
+        self.c.vector("add P V", channels // 2, fma=1)
 
     def rotated_block(self, values: Stage) -> None:
         """Add P V and the next scores with two or three GEMMs in flight: a part of P V, or then a piece of the scores,
         is started when an earlier part has been added."""
         count = len(self.outputs)
-        pieces = max(n for n in (*range(2, self.s.tile_n // self.width + 1), 1) if self.s.tile_n % (8 * n) == 0)
+        pieces = max(n for n in (*range(2, self.s.tile_n // self.outputs[0][1] + 1), 1) if not self.s.tile_n % (8 * n))
         depth = self.s.sums_in_flight
         for part in range(depth):
             self.issue_part(values, part)

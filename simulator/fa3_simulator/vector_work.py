@@ -19,7 +19,7 @@ from fa3_kernels.audit.evidence import accepted_rows
 from fa3_kernels.plan.barriers import WARPGROUP_THREADS
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config
 from fa3_kernels.plan.families import OURS, traits_of
-from fa3_kernels.plan.variant import staged_channels
+from fa3_kernels.plan.variant import in_boxes, staged_channels
 from fa3_simulator.program import Work
 from fa3_simulator.rings import ELEMENTS_PER_CHUNK, work_on
 from fa3_simulator.schedules import early_exponentials, late_rescaling, late_turn
@@ -117,7 +117,7 @@ def softmax_work(config: Config) -> Mapping[str, Work]:
     scores = s.tile_n // 2
     outputs = s.head_dim_v // 2
     early = round(scores * (max(early_exponentials(s), 0.0) if s.intra_wg_overlap else late_turn(s)))
-    rescaled = 0 if s.adds_in_place else outputs
+    rescaled = 0 if s.adds_in_place or s.size.scales_late else outputs
     apart = round(rescaled * late_rescaling(s))  # those that are not among the exponentials
     behind, serial = s.traits.step_stalls
     stall = behind + (0 if s.intra_wg_overlap or s.is_fp8 else serial)  # cycles that a warp waits at the end of a block
@@ -168,6 +168,6 @@ def transpose_trip(config: Config) -> Work:
 
     For 8 KiB each warp executes 16 LDSM and STSM; there are two PRMT per eight bytes.
     """
-    size = min(config.tile_n, TRIP_KEYS) * config.head_dim_v
+    size = min(config.tile_n, TRIP_KEYS) * in_boxes(config)[1]
     words = size // (4 * WARPGROUP_THREADS)  # 32-bit registers per lane
     return Work("transpose V", 1, alu=words, other=words // 2, smem_bytes=2 * size, trips=1)

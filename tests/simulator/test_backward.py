@@ -43,7 +43,7 @@ def problem(
 SHIPPED = tuple(
     dict.fromkeys(
         shipped_schedule(problem(head_dim, 128, causal=causal), family)
-        for family, sizes in (("flash3", (64, 96, 128, 192, 256)), ("gluon", (64, 96, 128, 192, 256)))
+        for family, sizes in (("flash3", (64, 96, 128, 192, 256)), ("gluon", (64, 96, 128, 160, 192, 256)))
         for head_dim in sizes
         for causal in (False, True)
     )
@@ -125,7 +125,7 @@ def test_registers_end_where_upstreams_tiles_do() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"head_dim": 80}, "head_dim must be one of 64, 96, 128, 192, 256, got 80"),
+        ({"head_dim": 80}, "head_dim must be one of 64, 96, 128, 160, 192, 256, got 80"),
         ({"tile_m": 80}, "dQ of a tile of 80 x 128 is no product of wgmma: 80 x 64 for each of 2"),
         ({"tile_n": 64}, "S of a tile of 64 x 64 is no product of wgmma: 32 x 64 for each of 2"),
         ({"tile_n": 100}, "tile_n must be a multiple of 16 to 256, got 100"),
@@ -258,7 +258,7 @@ def test_what_ships_is_a_candidate(family: str) -> None:
         assert shipped_schedule(asked, family) in candidates(asked, family, H200)
 
 
-@pytest.mark.parametrize("head_dim", [96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 160, 192, 256])
 def test_candidates_of_ours_have_tiles_of_powers_of_two_and_fit(head_dim: int) -> None:
     found = list(candidates(problem(head_dim, 128), "gluon", H200))
     assert {(s.tile_m, s.tile_n) for s in found} <= {(m, n) for m in (64, 128) for n in (64, 128)}

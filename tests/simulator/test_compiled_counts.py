@@ -91,7 +91,7 @@ def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Shippe
     not_taken = loop["FMNMX"] - 2 + 4 if config.takes_integer_max(False) else 0
     missing = loop["instructions"] - not_taken - found.total()
     if launch.name.endswith("no_overlap"):  # and its softmax is kept in front of the barriers by more instructions
-        assert 15 < missing < 40
+        assert 15 < missing < 50
     else:
         assert missing == 0
 
@@ -99,14 +99,15 @@ def test_classes_and_other_instructions_make_up_the_compiled_loop(launch: Shippe
 @each_launch
 def test_copies_are_the_compiled_ones(launch: ShippedLaunch) -> None:
     """A box is at most 128 bytes wide; those of one e4m3 copy are started by several warps of the producer at once, but
-    for the three of a tile whose channels are no power of two. A tile of one block has one tile of V.
+    for those of a tile of several boxes. A tile of one block has one tile of V.
     """
     config = config_of(launch)
     program = forward(config, [TileBlocks(1)])
     loads = sum(int((actor.ops[:, 0] == Op.LOAD).sum()) for actor in program.actors)
     of_q, of_v = (
-        3 if boxes(channels) == 3 else max(1, channels * 2 // 128) if config.bits == 16 else 1
+        count if count > 1 else max(1, channels * 2 // 128) if config.bits == 16 else 1
         for channels in (config.head_dim, config.head_dim_v)
+        for count in (boxes(channels, config.bits),)
     )
     assert compiled(launch)["tma"]["UTMALDG"] == (loads - 1) * of_q + of_v
 

@@ -5,7 +5,7 @@ group of heads are one chain of additions. S and dP are formed transposed (keys 
 registers, the left operands of dV = P^T dO and dK = dS^T Q. For dQ = dS K the two warpgroups exchange dS through shared
 memory and form half of the tile each; the fourth partition adds the halves to fp32 sums in memory by TMA
 (:mod:`.backward_dq`). The scores of the next row block are issued with dK of this one, so that its exponentials run
-beside dP. At head_dim 192 and 256 the consumers are those of :mod:`.backward_wide`. :mod:`.backward_pipeline` has the
+beside dP. From head_dim 160 on the consumers are those of :mod:`.backward_wide`. :mod:`.backward_pipeline` has the
 producer and says what each barrier guards; :mod:`.backward_ends` has the kernels before and after this one. The order
 of every operation on a value is that of :mod:`fa3_kernels.twin.backward`.
 

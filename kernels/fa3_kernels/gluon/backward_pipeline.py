@@ -5,8 +5,8 @@ partition, :mod:`fa3_kernels.gluon.backward_dq`, adds dQ. An mbarrier ``*_full``
 ``q_full`` that of Q and the row statistics, ``dout_full`` that of dO, ``kv_full`` K and V. A named barrier ``*_EMPTY``
 says that all consumer threads have read a slot for the last time; the producer waits for it before it loads again.
 EXCHANGE is met by all 256 consumer threads: in front of the products that read the other warpgroup's dS, and before K
-and V are overwritten by dK and dV. SCORES_READY is met where one warpgroup reads the scores of the other, at head_dim
-192 and 256.
+and V are overwritten by dK and dV. SCORES_READY is met where one warpgroup reads the scores of the other, from head_dim
+160 on.
 """
 
 from triton.experimental import gluon

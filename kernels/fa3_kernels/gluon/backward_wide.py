@@ -1,9 +1,9 @@
-"""The consumers of the backward at head_dim 192 and 256, where a warpgroup holds dK or dV, not both.
+"""The consumers of the backward from head_dim 160 on, where a warpgroup holds dK or dV, not both.
 
 The two warpgroups share a tile of 64 keys. The first one forms S^T and keeps dV, the second one forms dP^T and keeps
 dK. The second one reads the scores of the first from shared memory, in binary32, and computes P again from them. It
 gives dS back through shared memory, and each warpgroup forms some of the channels of dQ: at 256 one half, handed on in
-two parts; at 192 the first 128, or the last 64. All else is as in :mod:`fa3_kernels.gluon.backward`, which starts these
+two parts; below it the first 128, or the rest. All else is as in :mod:`fa3_kernels.gluon.backward`, which starts these
 consumers; :mod:`fa3_kernels.gluon.backward_pipeline` says what each barrier guards.
 """
 
@@ -48,7 +48,7 @@ def _hand_on(p, dq, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 def _tile(p, buffers, BOXES: gl.constexpr):
-    """Return K or V in parts of its channels; at head_dim 192 at an address new to the compiler, as in ``backward.py``.
+    """Return K or V in parts of its channels, below head_dim 256 at an address new to the compiler, as ``backward.py``.
 
     At 256 a new address gains nothing.
     """

@@ -1,9 +1,10 @@
-"""Tiles in boxes of channels, so that a tile may have 96 or 192 channels although Triton's tensors have powers of two.
+"""Tiles in boxes of channels, so that a tile may have 96, 160 or 192 channels although Triton's tensors have powers of
+two.
 
-A tile of 192 channels is three boxes of 64 side by side, as TMA copies them. Products take the first two boxes as one
-operand of 128 channels and the third as another one. So shared memory and registers are those of the true size.
-:func:`fa3_kernels.plan.call.boxes` says how many boxes a size has: one, or three. Forward and backward kernels use this
-module.
+A tile of 192 channels is three boxes of 64 side by side, as TMA copies them. Products take all boxes but the last as
+one operand, here of 128 channels, and the last as another one. So shared memory and registers are those of the true
+size, but for a last box that e4m3 leaves empty in part. :func:`fa3_kernels.plan.call.boxes` says how many boxes a size
+has: one, two, three or five. Forward and backward kernels use this module.
 """
 
 from __future__ import annotations
@@ -13,29 +14,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix
-from fa3_kernels.plan.tiles import power_of_two as _power_of_two
+from fa3_kernels.plan import call, tiles
 
-power_of_two = gluon.constexpr_function(_power_of_two)
+power_of_two = gluon.constexpr_function(tiles.power_of_two)
+slices_of = gluon.constexpr_function(call.slices_of)
 
 
 @gluon.constexpr_function
 def groups(boxes):
-    """Return the boxes that make one operand each, as pairs (first, count): of three boxes two and one, else the only
-    one.
+    """Return the boxes that make one operand each, as pairs (first, count): all but the last one and that, else the
+    only one.
     """
-    return ((0, 2), (2, 1)) if boxes == 3 else ((0, 1),)
-
-
-@gluon.constexpr_function
-def slices_of(slices, boxes, channels):
-    """Return the slices of a sum of P V as pairs (first channel, channels), where a box has ``channels``.
-
-    Slices are equal, but for one slice of three boxes: then they are the first two boxes and the third.
-    """
-    if slices == 1:
-        return tuple((channels * first, channels * count) for first, count in groups(boxes))
-    width = boxes * channels // slices
-    return tuple((i * width, width) for i in range(slices))
+    return ((0, boxes - 1), (boxes - 1, 1)) if boxes > 1 else ((0, 1),)
 
 
 @gluon.jit
@@ -65,12 +55,18 @@ def joined(buffers, first, COUNT: gl.constexpr, DIM: gl.constexpr = -1):
 
 
 @gluon.jit
-def parts(buffers, number, BOXES: gl.constexpr):
-    """Return tile ``number`` of a ring, a tile being BOXES boxes, as a tuple of matrices of ascending channels."""
+def parts(buffers, number, BOXES: gl.constexpr, SPARE: gl.constexpr = 0):
+    """Return tile ``number`` of a ring, a tile being BOXES boxes, as a tuple of matrices of ascending channels.
+
+    The last SPARE channels of the last box are left out.
+    """
     found: gl.constexpr = groups(BOXES)
     result = ()
     for i in gl.static_range(len(found)):
-        result = result + (matrix(joined(buffers, number * BOXES + found[i][0], found[i][1])),)
+        part = matrix(joined(buffers, number * BOXES + found[i][0], found[i][1]))
+        if SPARE * i > 0:
+            part = part.slice(0, part.shape[1] - SPARE, dim=1)
+        result = result + (part,)
     return result
 
 
@@ -90,11 +86,17 @@ def _no_slice(CHANNELS: gl.constexpr, K: gl.constexpr):
 
 
 @gluon.jit
-def no_sums(BOXES: gl.constexpr, CHANNELS: gl.constexpr, SLICES: gl.constexpr = 1, K: gl.constexpr = 16):
-    """Return zeros for 64 rows of BOXES boxes of CHANNELS, in the slices of :func:`slices_of`; one instruction adds K
-    products.
+def no_sums(
+    BOXES: gl.constexpr,
+    CHANNELS: gl.constexpr,
+    SLICES: gl.constexpr = 1,
+    K: gl.constexpr = 16,
+    SPARE: gl.constexpr = 0,
+):
+    """Return zeros for 64 rows of BOXES boxes of CHANNELS, in the slices of :func:`fa3_kernels.plan.call.slices_of`;
+    one instruction adds K products.
     """
-    found: gl.constexpr = slices_of(SLICES, BOXES, CHANNELS)
+    found: gl.constexpr = slices_of(BOXES * CHANNELS - SPARE, CHANNELS, SLICES)
     result = ()
     for i in gl.static_range(len(found)):
         result = result + (_no_slice(found[i][1], K),)

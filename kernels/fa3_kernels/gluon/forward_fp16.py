@@ -33,8 +33,10 @@ from fa3_kernels.gluon.pipeline import (
     phase,
     produce,
     program,
+    queries,
     release,
     serving,
+    start_tile,
     take_turn,
 )
 from fa3_kernels.gluon.stamps import (
@@ -80,12 +82,6 @@ def _unpacked(p, words):
 
 
 @gluon.jit
-def _rounded(p, probabilities):
-    """Round P to nearest even in the operand format, and pack it."""
-    return _packed(probabilities.to(p.q_desc.dtype))
-
-
-@gluon.jit
 def _issue_part(probabilities, v, o):
     """Start one part of the channels of O = O + P V, asynchronously."""
     operand: gl.constexpr = gl.DotOperandLayout(0, o.type.layout, 2)
@@ -93,9 +89,15 @@ def _issue_part(probabilities, v, o):
 
 
 @gluon.jit
-def _issue_output(p, words, o, step):
-    """Start O = O + P V of key block ``step``, with packed P from registers; O is a tuple of parts of its channels."""
-    probabilities = _unpacked(p, words)
+def _issue_output(p, operand, o, step):
+    """Start O = O + P V of key block ``step``, with packed P from registers; O is a tuple of parts of its channels.
+
+    ``operand`` is P and what O is to be multiplied with; with ``scales_late`` that is done here, while the tensor core
+    is at the scores that were started before.
+    """
+    if p.variant.scales_late:
+        o = scaled(o, operand[1])
+    probabilities = _unpacked(p, operand[0])
     v = parts(p.v_smem, step % p.variant.stages, p.variant.v_boxes)
     result = ()
     for i in gl.static_range(len(v)):
@@ -145,6 +147,8 @@ def _step(
         o = awaited(o, 0)
         release(p, V_EMPTY, v_slot)
         stamp(p, OUTPUT)
+        if p.variant.scales_late:
+            o = awaited(o, 0)  # ptxas moves the release no further than this; else to the end of the step
     else:
         thread_sums = softmax.executed(thread_sums)
         mbarrier.wait(p.v_full.index(v_slot), v_phase)
@@ -158,14 +162,9 @@ def _step(
         probabilities, row_max, thread_sums, rescale = _softmax(
             p, tile, s, row_max, thread_sums, first_key, False, MASKED, WARPGROUP
         )
-    o = scaled(o, rescale)
-    return o, _rounded(p, probabilities), row_max, thread_sums, step + 1
-
-
-@gluon.jit
-def _queries(p, number, WARPGROUP: gl.constexpr):
-    """Return this warpgroup's Q of tile ``number`` in shared memory, in parts of its channels."""
-    return parts(p.q_smem, number % p.variant.query_slots * p.variant.consumers + WARPGROUP, p.variant.qk_boxes)
+    if not p.variant.scales_late:
+        o = scaled(o, rescale)
+    return o, (_packed(probabilities.to(p.q_desc.dtype)), rescale), row_max, thread_sums, step + 1
 
 
 @gluon.jit
@@ -179,7 +178,7 @@ def _held_queries(p, number, WARPGROUP: gl.constexpr):
     """Return this warpgroup's packed Q in registers, so that products read no rows of shared memory; else nothing."""
     result = ()
     if p.variant.holds_queries:
-        q = _queries(p, number, WARPGROUP)
+        q = queries(p, number, WARPGROUP)
         for i in gl.static_range(len(q)):
             result = result + (_held_part(q[i]),)
     return result
@@ -205,18 +204,7 @@ def _queries_again(p, number, held, zeros, WARPGROUP: gl.constexpr):
         operand: gl.constexpr = gl.DotOperandLayout(0, zeros.type.layout, 2)
         return _operands(p, held, operand)
     else:
-        return _queries(p, number, WARPGROUP)
-
-
-@gluon.jit
-def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
-    """Wait for Q and the first K of a tile, then start its first scores in this warpgroup's turn."""
-    mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
-    mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
-    take_turn(p, WARPGROUP)
-    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
-    pass_turn(p, WARPGROUP)
-    return s
+        return queries(p, number, WARPGROUP)
 
 
 @gluon.jit
@@ -241,7 +229,7 @@ def _finish_and_start(p, zeros, operand, o, number, step, is_more, WARPGROUP: gl
     o = _issue_output(p, operand, o, step)
     k_full = p.k_full.index((step + 1) % p.variant.stages)
     mbarrier.wait(k_full, phase(step + 1, p.variant.stages), pred=is_more)
-    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step + 1)
+    s = issue_scores(p, queries(p, number, WARPGROUP), zeros, step + 1)
     pass_turn(p, WARPGROUP)
     o = awaited(o, len(groups(p.variant.qk_boxes)))
     release(p, V_EMPTY, step % p.variant.stages)
@@ -263,7 +251,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
     begin_stamps(p, WARPGROUP)
     entry = gl.load(p.tiles)
     if crosses_tiles:
-        s_next = _start_tile(p, zeros, 0, 0, WARPGROUP)
+        s_next = start_tile(p, zeros, 0, 0, WARPGROUP)
     while entry >= 0:
         this_entry = entry
         tile = read_tile(p, this_entry)
@@ -273,7 +261,7 @@ def _consume(p, WARPGROUP: gl.constexpr):
         thread_sums = softmax.thread_row_sums(zeros)
         o = no_sums(p.variant.v_boxes, p.v_channels)
         if not crosses_tiles:
-            s_next = _start_tile(p, zeros, number, step, WARPGROUP)
+            s_next = start_tile(p, zeros, number, step, WARPGROUP)
         held = _held_queries(p, number, WARPGROUP)
         s = warpgroup_mma_wait(0, deps=(s_next,))
         release(p, K_EMPTY, step % p.variant.stages)
@@ -283,7 +271,10 @@ def _consume(p, WARPGROUP: gl.constexpr):
         probabilities, row_max, thread_sums, _ = _softmax(
             p, tile, s, row_max, thread_sums, block * tile_n, True, mask_first, WARPGROUP
         )
-        operand = _rounded(p, probabilities)
+        operand = (
+            _packed(probabilities.to(p.q_desc.dtype)),
+            gl.full([WARPGROUP_ROWS], 1.0, gl.float32, row_max.type.layout),
+        )
         unmasked = block - blocks.first  # blocks still to come; those with a mask are taken off
         if p.variant.is_right_limited:
             unmasked = gl.minimum(unmasked, gl.maximum(blocks.right_unmasked - blocks.first, 0))

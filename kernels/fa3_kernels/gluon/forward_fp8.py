@@ -6,8 +6,8 @@ output loses 10 % at 8k keys when V has mean 1.
 
 How many products are in flight depends on the registers. Where V has up to 128 channels, or nothing is promoted, S of
 the next block is started first and P V behind it; with promotion at 128 channels P V is taken in two slices with one
-partial sum each, of 96 and 192 channels these are two boxes and the third. Sums over chunks of the keys have two parts
-in flight, and S is started behind the last of them. With promotion at 192 and 256 channels each slice, and S, is
+partial sum each, of 96 and 192 channels these are all boxes but the last, and that. Sums over chunks of the keys have
+two parts in flight, and S is started behind the last of them. With promotion from 160 channels on each slice, and S, is
 started when the one before is done. :mod:`fa3_kernels.gluon.sums_fp8` and :mod:`fa3_kernels.gluon.rotated_fp8` have
 these orders, :mod:`fa3_kernels.gluon.produce_fp8` the producer, and :mod:`fa3_kernels.gluon.pipeline` says what each
 barrier guards. The order of every operation on a value is that of :mod:`fa3_kernels.twin.forward`.
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fa3_kernels.gluon import rotated_fp8, softmax
-from fa3_kernels.gluon.boxes import no_sums, parts
+from fa3_kernels.gluon.boxes import no_sums
 from fa3_kernels.gluon.dependent import await_grid
 from fa3_kernels.gluon.descale import (
     P_OFFSET_LOG2,
@@ -45,13 +45,13 @@ from fa3_kernels.gluon.pipeline import (
     K_EMPTY,
     Q_EMPTY,
     full_barriers,
-    issue_scores,
     pass_turn,
     phase,
     program,
+    queries,
     release,
     serving,
-    take_turn,
+    start_tile,
 )
 from fa3_kernels.gluon.produce_fp8 import produce_fp8
 from fa3_kernels.gluon.stamps import (
@@ -139,29 +139,12 @@ def _step(
 
 
 @gluon.jit
-def _queries(p, number, WARPGROUP: gl.constexpr):
-    """Return this warpgroup's Q of tile ``number`` in shared memory, in parts of its channels."""
-    return parts(p.q_smem, number % p.variant.query_slots * p.variant.consumers + WARPGROUP, p.variant.qk_boxes)
-
-
-@gluon.jit
 def _in_registers(q, OPERAND: gl.constexpr):
     """Return Q as operands in registers; products of the tile's other blocks then read K alone from shared memory."""
     result = ()
     for i in gl.static_range(len(q)):
         result = result + (q[i].load(OPERAND),)
     return result
-
-
-@gluon.jit
-def _start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
-    """Wait for Q and the first K of a tile, then start its first scores in this warpgroup's turn."""
-    mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
-    mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
-    take_turn(p, WARPGROUP)
-    s = issue_scores(p, _queries(p, number, WARPGROUP), zeros, step)
-    pass_turn(p, WARPGROUP)
-    return s
 
 
 @gluon.jit
@@ -182,18 +165,18 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
     entry = gl.load(p.tiles)
     c_next = row_factors(p, x, entry, rows, WARPGROUP)
     if crosses_tiles:
-        s_next = _start_tile(p, zeros, 0, 0, WARPGROUP)
+        s_next = start_tile(p, zeros, 0, 0, WARPGROUP)
     while entry >= 0:
         this_entry = entry
         tile = read_tile(p, this_entry)
         entry = gl.load(p.tiles + number + 1)
         blocks = key_blocks(p, tile)
-        q = _queries(p, number, WARPGROUP)
+        q = queries(p, number, WARPGROUP)
         row_max = gl.full([WARPGROUP_ROWS], float("-inf"), gl.float32, rows)
         thread_sums = softmax.thread_row_sums(zeros)
-        o = no_sums(p.variant.v_boxes, p.v_channels, p.variant.slices, 32)
+        o = no_sums(p.variant.v_boxes, p.v_channels, p.variant.slices, 32, p.variant.v_spare)
         if not crosses_tiles:
-            s_next = _start_tile(p, zeros, number, step, WARPGROUP)
+            s_next = start_tile(p, zeros, number, step, WARPGROUP)
         c, _ = block_factors(p, x, c_next, step)
         s = warpgroup_mma_wait(0, deps=(s_next,))
         if p.variant.holds_queries:
@@ -229,7 +212,7 @@ def _consume(p, x, WARPGROUP: gl.constexpr):
             is_more = entry >= 0
             slot = number % p.variant.query_slots
             mbarrier.wait(p.q_full.index(slot), phase(number, p.variant.query_slots), pred=is_more)
-            q = _queries(p, number, WARPGROUP)
+            q = queries(p, number, WARPGROUP)
             if rotated_fp8.rotates(p.variant.slices):
                 o, s_next = rotated_fp8.finish_and_start(p, x, q, zeros, o, words, rescale, step, is_more, WARPGROUP)
                 tile = read_tile_again(p, this_entry)

@@ -207,8 +207,8 @@ def forward(
     Parameters
     ----------
     q : float16, bfloat16 or float8_e4m3fn (batch, seqlen_q, nheads, head_dim), on a Hopper GPU
-        head_dim a multiple of 16 bytes, at most 256; TMA pads it with zeros to 64, 96, 128, 192 or 256. Last dimension
-        contiguous, other strides multiples of 16 bytes. Packed: (total_q, nheads, head_dim).
+        head_dim a multiple of 16 bytes, at most 256; TMA pads it with zeros to 64, 96, 128, 160, 192 or 256. The last
+        dimension contiguous, other strides multiples of 16 bytes. Packed: (total_q, nheads, head_dim).
     k : same dtype (batch, seqlen_k, nheads_kv, head_dim) or (total_k, nheads_kv, head_dim)
         Likewise; seqlen_k may be 0.
     v : like k, with its own head_dim

@@ -24,15 +24,15 @@ def scaled(o, factor):
 
 
 @gluon.jit
-def _staging(p, WARPGROUP: gl.constexpr):
-    """Return the ring of boxes in which a warpgroup stages its O for TMA, and which tile of the ring is its own.
+def staging(p, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Return the ring of tiles of BOXES boxes in which warpgroups stage O for TMA, and which tile is this one's.
 
     The ring has a tile for each warpgroup; where memory is short it is the warpgroup's buffer of Q, with one tile.
     """
     if p.variant.out_in_query_slot:
         block: gl.constexpr = p.out_desc.block_type.shape
         of_q = p.q_smem.index(WARPGROUP * p.variant.qk_boxes)
-        return of_q._reinterpret(p.out_desc.dtype, [p.variant.v_boxes] + block, p.out_desc.layout), 0
+        return of_q._reinterpret(p.out_desc.dtype, [BOXES] + block, p.out_desc.layout), 0
     else:
         return p.out_smem, WARPGROUP
 
@@ -88,19 +88,17 @@ def store(p, tile, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     inverse, lse = softmax.finalize(row_max, thread_sums, *sinks_of(p, tile, row_layout))
     o = scaled(o, inverse)
     lse_index, _, exists = output_rows(p, tile, row_layout, WARPGROUP)
-    if p.variant.is_split:
-        row: gl.constexpr = power_of_two(boxes * of_a_box)
+    if p.variant.is_split or p.variant.stored_channels:
+        row: gl.constexpr = power_of_two(boxes * of_a_box) if p.variant.is_split else p.variant.stored_channels
         found: gl.constexpr = groups(boxes)
         for i in gl.static_range(len(found)):
             rows = store_rows(p, tile, o[i], found[i][0] * of_a_box, row, WARPGROUP)
-        gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
-    elif p.variant.stored_channels:
-        of_part: gl.constexpr = groups(boxes)
-        for i in gl.static_range(len(of_part)):
-            store_rows(p, tile, o[i], of_part[i][0] * of_a_box, p.variant.stored_channels, WARPGROUP)
-        gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
+        if p.variant.is_split:
+            gl.store(p.lse_ptr + rows + lse_index, lse, mask=exists)
+        else:
+            gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
     else:
-        buffers, number = _staging(p, WARPGROUP)
+        buffers, number = staging(p, boxes, WARPGROUP)
         staged = parts(buffers, number, boxes)
         tma.store_wait(0)  # TMA has read the O that was staged before
         for i in gl.static_range(len(staged)):

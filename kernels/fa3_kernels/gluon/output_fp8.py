@@ -12,7 +12,7 @@ from fa3_kernels.gluon.boxes import joined, power_of_two, slices_of
 from fa3_kernels.gluon.descale import value_descale
 from fa3_kernels.gluon.geometry import WARPGROUP_ROWS, matrix, output_rows, query_coordinates
 from fa3_kernels.gluon.operand_fp8 import key_halves, unpack
-from fa3_kernels.gluon.output import scaled, sinks_of, store_rows
+from fa3_kernels.gluon.output import scaled, sinks_of, staging, store_rows
 from fa3_kernels.gluon.v_transpose import channels_in_order
 
 
@@ -22,9 +22,11 @@ def values(p, x, step, SLICE: gl.constexpr):
     slot = step % p.variant.stages
     boxes: gl.constexpr = p.variant.v_boxes
     channels: gl.constexpr = p.v_channels
-    found: gl.constexpr = slices_of(p.variant.slices, boxes, channels)
-    if boxes > 1:
-        first: gl.constexpr = found[SLICE][0] // channels
+    found: gl.constexpr = slices_of(boxes * channels - p.variant.v_spare, channels, p.variant.slices)
+    first: gl.constexpr = found[SLICE][0] // channels
+    if channels > found[SLICE][1] and boxes > 1:
+        return x.vt_smem.index(slot * boxes + first).slice(0, found[SLICE][1], dim=0)
+    elif boxes > 1:
         return joined(x.vt_smem, slot * boxes + first, found[SLICE][1] // channels, 0)
     elif len(found) > 1:
         return x.vt_smem.index(slot).slice(found[SLICE][0], found[SLICE][1], dim=0)
@@ -72,8 +74,7 @@ def _in_order(o, WIDTH: gl.constexpr):
     result = ()
     for i in gl.static_range(len(o)):
         if o[i].shape[1] > WIDTH:
-            left, right = key_halves(o[i])
-            result = result + (channels_in_order(left), channels_in_order(right))
+            result = result + _in_order(key_halves(o[i]), WIDTH)
         else:
             result = result + (channels_in_order(o[i]),)
     return result
@@ -96,7 +97,7 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     out_width: gl.constexpr = p.out_desc.block_type.shape[-1]
     v_descale = value_descale(x, tile, blocks.first)
     inverse, lse = softmax.finalize(row_max, thread_sums, *sinks_of(p, tile, row_layout))
-    o = _in_order(scaled(o, inverse * v_descale), out_width)
+    o = _in_order(scaled(o, inverse * v_descale), out_width - p.variant.v_spare)
     layout: gl.constexpr = o[0].type.layout
     width: gl.constexpr = o[0].shape[1]
     slices: gl.constexpr = len(o)
@@ -118,29 +119,18 @@ def store(p, x, tile, blocks, o, row_max, thread_sums, WARPGROUP: gl.constexpr):
     else:
         where = query_coordinates(p, tile, WARPGROUP)
         staged: gl.constexpr = p.variant.staged_boxes
-        buffers, first_buffer = _staging(p, staged, WARPGROUP)
+        buffers, number = staging(p, staged, WARPGROUP)
         at_once: gl.constexpr = out_width // width
-        parts: gl.constexpr = slices // at_once
+        parts: gl.constexpr = (slices + at_once - 1) // at_once
         for group in gl.static_range(0, parts, staged):
             tma.store_wait(0)  # TMA has read what these buffers held
             for part in gl.static_range(group, _at_most(group + staged, parts)):
-                buffer = matrix(buffers.index(first_buffer + part - group))
-                for i in gl.static_range(at_once):
+                buffer = matrix(buffers.index(number * staged + part - group))
+                for i in gl.static_range(_at_most(at_once, slices - part * at_once)):
                     rounded = o[part * at_once + i].to(p.out_desc.dtype)
                     buffer.slice(i * width, width, dim=1).store(rounded)
             fence_async_shared()
             for part in gl.static_range(group, _at_most(group + staged, parts)):
-                buffer = buffers.index(first_buffer + part - group)
+                buffer = buffers.index(number * staged + part - group)
                 tma.async_copy_shared_to_global(p.out_desc, where[:-1] + [part * out_width], buffer)
         gl.store(p.lse_ptr + lse_index, lse * softmax.LN2, mask=exists)
-
-
-@gluon.jit
-def _staging(p, BOXES: gl.constexpr, WARPGROUP: gl.constexpr):
-    """Return the ring of boxes in which O is staged, and the first box of this warpgroup; or its buffer of Q."""
-    if p.variant.out_in_query_slot:
-        block: gl.constexpr = p.out_desc.block_type.shape
-        of_q = p.q_smem.index(WARPGROUP * p.variant.qk_boxes)
-        return of_q._reinterpret(p.out_desc.dtype, [BOXES] + block, p.out_desc.layout), 0
-    else:
-        return p.out_smem, WARPGROUP * BOXES

@@ -215,8 +215,30 @@ def program(descriptors, pointers, sizes, serving, variant: gl.constexpr):
 @gluon.jit
 def issue_scores(p, q, zeros, step):
     """Start S = Q K^T of key tile ``step`` from zero, asynchronously; ``q`` are the parts of Q."""
-    k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes)
+    k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes, p.variant.qk_spare)
     return product(q, k, zeros)
+
+
+@gluon.jit
+def queries(p, number, WARPGROUP: gl.constexpr):
+    """Return this warpgroup's Q of tile ``number`` in shared memory, in parts of its channels."""
+    return parts(
+        p.q_smem,
+        number % p.variant.query_slots * p.variant.consumers + WARPGROUP,
+        p.variant.qk_boxes,
+        p.variant.qk_spare,
+    )
+
+
+@gluon.jit
+def start_tile(p, zeros, number, step, WARPGROUP: gl.constexpr):
+    """Wait for Q and the first K of a tile, then start its first scores in this warpgroup's turn."""
+    mbarrier.wait(p.q_full.index(number % p.variant.query_slots), phase(number, p.variant.query_slots))
+    mbarrier.wait(p.k_full.index(step % p.variant.stages), phase(step, p.variant.stages))
+    take_turn(p, WARPGROUP)
+    s = issue_scores(p, queries(p, number, WARPGROUP), zeros, step)
+    pass_turn(p, WARPGROUP)
+    return s
 
 
 @gluon.jit

@@ -1,6 +1,7 @@
-"""P V of the e4m3 forward, promoted at head_dim 192 and 256: in parts of 64 channels whose registers go round.
+"""P V of the e4m3 forward, promoted from head_dim 160 on: in parts of 64 channels whose registers go round.
 
-O takes 96 or 128 of a thread's registers, which leaves room for two or three accumulators of 32. So many GEMMs are in
+O takes 80 to 128 of a thread's registers, which leaves room for two or three accumulators of 32; at 160 the last part
+has 32 channels, in registers of its own. So many GEMMs are in
 flight at a time. A part of P V is started in the registers of the part that was just added to O; behind the last parts
 the scores of the next block are started likewise, in pieces of 64 keys. So the tensor core has a GEMM of this warpgroup
 while its multiply-adds run. Smaller heads take :mod:`fa3_kernels.gluon.sums_fp8`.
@@ -73,7 +74,7 @@ def _issue_part(p, x, words, free, step, UNIT: gl.constexpr, continues):
 def _issue_scores(p, q, free, step, PIECE: gl.constexpr, continues):
     """Start a piece of S = Q K^T, of as many keys as ``free`` has columns, in the registers ``free``."""
     keys: gl.constexpr = free.shape[1]
-    k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes)
+    k = parts(p.k_smem, step % p.variant.stages, p.variant.qk_boxes, p.variant.qk_spare)
     of_piece = k[0].slice(PIECE * keys, keys, dim=0)
     s = warpgroup_mma(q[0], of_piece.permute((1, 0)), free, use_acc=continues, is_async=True)
     for i in gl.static_range(1, len(k)):
@@ -99,10 +100,10 @@ def _added(p, o, rescale, part, UNIT: gl.constexpr):
 
 
 @gluon.jit
-def _blank(o):
-    """Return zeros like a slice of O, whose registers the first parts take."""
-    width: gl.constexpr = o[0].shape[1]
-    layout: gl.constexpr = o[0].type.layout
+def _blank(like):
+    """Return zeros like a slice of O, whose registers its first part takes."""
+    width: gl.constexpr = like.shape[1]
+    layout: gl.constexpr = like.type.layout
     return gl.zeros([WARPGROUP_ROWS, width], gl.float32, layout)
 
 
@@ -121,10 +122,9 @@ def add_block(p, x, q, zeros, o, words, rescale, step, WARPGROUP: gl.constexpr):
     mbarrier.wait(x.vt_full.index(step % stages), phase(step, stages))
     take_turn(p, WARPGROUP)
     stamp(p, TURN_TAKEN)
-    blank = _blank(o)
     under_way = ()
     for unit in gl.static_range(depth):
-        under_way = under_way + (_issue_part(p, x, words, blank, step, unit, False),)
+        under_way = under_way + (_issue_part(p, x, words, _blank(o[unit]), step, unit, False),)
     s = ()
     for unit in gl.static_range(units):
         done = warpgroup_mma_wait(_behind(unit, units, depth, pieces, len(q)), deps=(under_way[0],))
@@ -161,12 +161,14 @@ def finished_scores(s, zeros):
 
 @gluon.jit
 def _last_parts(p, x, o, words, rescale, step, WARPGROUP: gl.constexpr):
-    """Take the turn and add the last P V of a tile, part after part in the same registers."""
+    """Take the turn and add the last P V of a tile, part after part in the same registers where they are as wide."""
     never = _never(p)
     mbarrier.wait(x.vt_full.index(step % p.variant.stages), phase(step, p.variant.stages))
     take_turn(p, WARPGROUP)
-    part = _blank(o)
+    part = _blank(o[0])
     for unit in gl.static_range(p.variant.slices * len(words)):
+        if part.shape[1] != o[unit % p.variant.slices].shape[1]:
+            part = _blank(o[unit % p.variant.slices])
         part = _issue_part(p, x, words, part, step, unit, False if unit == 0 else never)
         part = warpgroup_mma_wait(0, deps=(part,))
         o = _added(p, o, rescale, part, unit)

@@ -1,7 +1,7 @@
 """P V of the e4m3 forward kernel, summed in parts that are added to O in fp32, while the next scores are under way.
 
-The consumer warpgroups call these functions. A part is a chunk of the keys times a slice of the channels. At head_dim
-192 and 256 promoted sums take the order of :mod:`fa3_kernels.gluon.rotated_fp8` instead.
+The consumer warpgroups call these functions. A part is a chunk of the keys times a slice of the channels. From head_dim
+160 on promoted sums take the order of :mod:`fa3_kernels.gluon.rotated_fp8` instead.
 """
 
 from triton.experimental import gluon

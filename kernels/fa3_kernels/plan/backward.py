@@ -133,7 +133,7 @@ class BackwardVariant:
     splits_channels : bool
         Whether the two warpgroups divide the dQ of a tile by channels; otherwise by rows.
     is_wide : bool
-        Whether the two warpgroups share a tile's 64 keys, as at head_dim 192 and 256; otherwise each has 64 keys.
+        Whether the two warpgroups share a tile's 64 keys, as from head_dim 160 on; otherwise each has 64 keys.
     qk_boxes, v_boxes : int
         Boxes of the channels of Q and K, and of V and dO, see :func:`fa3_kernels.plan.call.boxes`.
     is_deterministic : bool

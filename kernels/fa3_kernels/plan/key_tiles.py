@@ -20,7 +20,7 @@ of its dQ in a fixed order, and a CTA waits for its turn:
   of a gang are at different rows again. A row block takes gang after gang, and of each the short tiles from right to
   left, then the others from left to right. With a stride of two a gang has every other pair of tiles.
 
-Tiles of 64 rows and 64 keys, as at head_dim 192 and 256, have a spacing of two row blocks. A turn may then be passed
+Tiles of 64 rows and 64 keys, as from head_dim 160 on, have a spacing of two row blocks. A turn may then be passed
 one row block later than its part was added, so that the warp that adds need not wait for that part to be in memory. In
 all other kernels neighbouring tiles are as far apart as their keys reach. The first gangs of all heads go out before
 the second gang of any head, which would only wait for the first one of its own head.

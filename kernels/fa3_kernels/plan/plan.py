@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fa3_kernels.plan.call import Call, LaunchNumber, Pointer, View
+from fa3_kernels.plan.call import Call, LaunchNumber, Pointer, View, box_channels
 from fa3_kernels.plan.choose import over_cache
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.packed_order import CHUNK, MAX_SORTED, PackedOrder, order_of
@@ -84,8 +84,7 @@ def _views(config: Config, variant: Variant, problem: AttentionProblem) -> tuple
     is_packed = problem.is_varlen
     rows = {"group": problem.group, "pack": variant.pack, "is_packed": is_packed}
     keys = config.tile_n // max(1, variant.page_boxes)
-    of_qk = config.head_dim // variant.qk_boxes
-    of_v = config.head_dim_v // variant.v_boxes
+    of_qk, of_v = (box_channels(n, config.bits) for n in (config.head_dim, config.head_dim_v))
     of_out = min(of_v, staged_channels(config))
     return (
         View("q", dtype, 64, of_qk, **rows),

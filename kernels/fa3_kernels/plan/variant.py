@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fa3_kernels.plan.barriers import slot_threads
-from fa3_kernels.plan.call import Pages, boxes
+from fa3_kernels.plan.call import Pages, box_channels, boxes, spare
 from fa3_kernels.plan.config import WARPGROUP_ROWS, Config, require
 from fa3_kernels.plan.tile_order import Shape
 from fa3_kernels.plan.tiles import power_of_two
@@ -23,9 +23,14 @@ GATHERING_REGISTERS = {1: (96, 240), 2: (40, 232), 3: (32, 160)}
 STAGED_CHANNELS = 128  # of O that a warpgroup of an e4m3 kernel stages at a time
 
 
+def in_boxes(config: Config) -> list[int]:
+    """Return how many channels of Q and K, and of V, shared memory holds: of ours those of whole boxes."""
+    return [n + spare(n, config.bits) * config.traits.is_built_here for n in (config.head_dim, config.head_dim_v)]
+
+
 def staged_channels(config: Config) -> int:
     """Return how many channels of O a warpgroup stages at a time; e4m3 kernels are short of shared memory."""
-    return min(config.head_dim_v, STAGED_CHANNELS) if config.is_fp8 else config.head_dim_v
+    return min(in_boxes(config)[1], STAGED_CHANNELS) if config.is_fp8 else config.head_dim_v
 
 
 def buffers(config: Config) -> dict[str, tuple[int, int]]:
@@ -34,11 +39,9 @@ def buffers(config: Config) -> dict[str, tuple[int, int]]:
     Q has one per slot and consumer warpgroup, O one per consumer warpgroup. An O that leaves through the buffer of
     another operand has none.
     """
-    row = config.head_dim * config.bits // 8
-    row_v = config.head_dim_v * config.bits // 8
-    queries = config.query_slots * config.consumers
+    row, row_v = (channels * config.bits // 8 for channels in in_boxes(config))
     found = {
-        "q": (queries, WARPGROUP_ROWS * row),
+        "q": (config.query_slots * config.consumers, WARPGROUP_ROWS * row),
         "k": (config.num_stages, config.tile_n * row),
         "v": (config.num_stages, config.tile_n * row_v),
     }
@@ -97,8 +100,8 @@ class Variant:
     producer_warps : int
         1, or 4 where the producer also transposes V.
     slices : int
-        e4m3: slices of the channels in which O is kept; a single slice of three boxes is kept as two boxes and the
-        third.
+        e4m3: slices of the channels in which O is kept; a single slice of several boxes is kept as all boxes but the
+        last, and that.
     promotion_interval : int
         e4m3: keys summed by the tensor core before O takes the sum in fp32; 0 chains through O.
     block_descales : bool
@@ -127,6 +130,10 @@ class Variant:
         TMA copies them.
     is_chunked : bool
         Whether a row sees no key outside the chunk of its diagonal; both sides are then limited.
+    qk_spare, v_spare : int
+        Channels of the last box of Q and K, and of V, that hold nothing, see :func:`fa3_kernels.plan.call.spare`.
+    scales_late : bool
+        Whether O is multiplied under the next scores, see :class:`fa3_kernels.plan.families.record.Size`.
     stamps : int
         Steps per CTA of which a timeline is kept; 0 is a kernel without instrumentation.
     """
@@ -164,6 +171,9 @@ class Variant:
     gathered_qk: int = later(0)
     gathered_v: int = later(0)
     is_chunked: bool = later(False)
+    qk_spare: int = later(0)
+    v_spare: int = later(0)
+    scales_late: bool = later(False)
 
     # Derived; fields rather than properties, so that they are part of the record that Triton's cache is keyed by.
     pack_log2: int = field(init=False)
@@ -193,10 +203,10 @@ class Variant:
 
 
 def _panels(channels: int, config: Config, page_boxes: int) -> int:
-    """Return how many panels a box of channels has; a panel's rows have 128 bytes, which the swizzled layout keeps
+    """Return how many panels the boxes of a tile have; a panel's rows have 128 bytes, which the swizzled layout keeps
     together.
     """
-    return max(1, channels * config.bits // 8 // SWIZZLED_BYTES) if page_boxes > 1 else 1
+    return max(1, box_channels(channels, config.bits) * config.bits // 8 // SWIZZLED_BYTES) if page_boxes > 1 else 1
 
 
 def variant_of(
@@ -248,16 +258,19 @@ def variant_of(
         block_descales=block_descales,
         integer_max=config.takes_integer_max(hides_keys),
         holds_queries=config.keeps_queries(hides_keys),
-        qk_boxes=boxes(config.head_dim),
-        v_boxes=boxes(config.head_dim_v),
-        staged_boxes=max(1, boxes(config.head_dim_v) * staged_channels(config) // config.head_dim_v),
+        qk_boxes=boxes(config.head_dim, config.bits),
+        v_boxes=boxes(config.head_dim_v, config.bits),
+        staged_boxes=max(1, staged_channels(config) // box_channels(config.head_dim_v, config.bits)),
         page_boxes=page_boxes,
-        qk_panels=_panels(config.head_dim // boxes(config.head_dim), config, page_boxes),
-        v_panels=_panels(config.head_dim_v // boxes(config.head_dim_v), config, page_boxes),
+        qk_panels=_panels(config.head_dim, config, page_boxes),
+        v_panels=_panels(config.head_dim_v, config, page_boxes),
         keeps_empty=page_boxes > 0 or has_sinks,
         has_sinks=has_sinks,
         stored_channels=problem.head_dim_v if stores_rows else 0,
         gathered_qk=problem.head_dim if is_gathered else 0,
         gathered_v=problem.head_dim_v if is_gathered else 0,
         is_chunked=shape.chunk > 0,
+        qk_spare=spare(config.head_dim, config.bits),
+        v_spare=spare(config.head_dim_v, config.bits),
+        scales_late=config.size.scales_late,
     )

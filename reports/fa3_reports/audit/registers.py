@@ -27,6 +27,8 @@ _NO_RESULT = (  # opcodes that set no register: their first operand is read
     "USETMAX",
 )
 
+_MOVES = ("UMOV", "MOV", "R2UR")
+
 
 def _successors(code: list[Instruction], labels: dict[str, int], i: int) -> list[int]:
     """Return the indices of the instructions that may follow instruction ``i``."""
@@ -40,26 +42,32 @@ def _successors(code: list[Instruction], labels: dict[str, int], i: int) -> list
     return [] if opcode.startswith("EXIT") and not guard else [i + 1]
 
 
-def _sets_and_reads(instruction: Instruction) -> tuple[set[int], set[int]]:
-    """Return the uniform registers that an instruction sets, and those that it reads.
+def _named(name: str, first: int, stop: int) -> set[str]:
+    return {f"{name}{n}" for n in range(first, stop)}
 
-    A guarded instruction counts as setting its result.
+
+def _sets_and_reads(instruction: Instruction) -> tuple[set[str], set[str]]:
+    """Return the registers that an instruction sets, and those that it reads.
+
+    A guarded instruction counts as setting its result. The vector registers that a wgmma reads count as 128 from each
+    that it names.
     """
     _, opcode, operands = instruction
     result, _, rest = operands.partition(",")
-    sets: set[int] = set()
-    if (target := re.fullmatch(r"UR(\d+)", result.strip())) and not opcode.startswith(_NO_RESULT):
-        width = 4 if ".128" in opcode else 2 if ".64" in opcode or "WIDE" in opcode else 1
-        sets = set(range(int(target[1]), int(target[1]) + width))
+    width = 4 if ".128" in opcode else 2 if ".64" in opcode or "WIDE" in opcode else 1
+    sets: set[str] = set()
+    if (target := re.fullmatch(r"(U?R)(\d+)", result.strip())) and not opcode.startswith(_NO_RESULT):
+        sets = _named(target[1], int(target[2]), int(target[2]) + width)
     else:
         rest = operands
-    reads = {int(n) for n in re.findall(r"\bUR(\d+)", rest)}
-    for n in map(int, re.findall(r"[^g]desc\[UR(\d+)\]", rest)):
-        reads.add(n + 1)
+    reads: set[str] = set().union(*(_named("UR", int(n), int(n) + 1) for n in re.findall(r"\bUR(\d+)", rest)))
+    for n in map(int, re.findall(r"\bR(\d+)", rest)):
+        reads |= _named("R", n, n + (128 if "GMMA" in opcode else width))
+    reads |= {f"UR{int(n) + 1}" for n in re.findall(r"[^g]desc\[UR(\d+)\]", rest)}
     for n in map(int, re.findall(r"gdesc\[UR(\d+)\]", rest)):  # four registers: descriptors of A and of B
         a_in_registers = re.match(r"\s*R\d+,\s*R\d+", operands) is not None
-        reads -= {n}
-        reads |= set(range(n + 2 * a_in_registers, n + 4))
+        reads -= {f"UR{n}"}
+        reads |= _named("UR", n + 2 * a_in_registers, n + 4)
     return sets, reads
 
 
@@ -67,34 +75,31 @@ def undefined_uniform_registers(sass: str) -> list[str]:
     """Return the instructions that may read a uniform register that is not set on some path from the entry.
 
     Each is returned as text, with the registers. A forward data-flow analysis finds, for every instruction, the
-    registers that are set on all paths to it; instructions that no path reaches are left out.
+    registers that some path to it leaves undefined; instructions that no path reaches are left out. A plain move reads
+    nothing and makes its result as undefined: ptxas moves both halves of an address of which it sets one later.
 
-    >>> branch = "/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n"
-    >>> undefined_uniform_registers(branch + ".L_x_1:\\n/*0020*/ UMOV UR5, UR4 ;")
-    ['UMOV UR5, UR4: UR4']
-    >>> undefined_uniform_registers("/*0000*/ REDUX.SUM.S32 UR4, R1 ;\\n/*0010*/ UMOV UR5, UR4 ;")
+    >>> branch = "/*0000*/ @P0 BRA `(.L_x_1) ;\\n/*0010*/ UMOV UR4, URZ ;\\n.L_x_1:\\n/*0020*/ MOV R5, UR4 ;\\n"
+    >>> undefined_uniform_registers(branch + "/*0030*/ IADD3 R6, R5, 0x1, RZ ;")
+    ['IADD3 R6, R5, 0x1, RZ: R5']
+    >>> undefined_uniform_registers(branch + "/*0030*/ MOV R5, RZ ;\\n/*0040*/ IADD3 R6, R5, 0x1, RZ ;")
     []
     """
     code, labels = parse(sass)
     flow = [_sets_and_reads(instruction) for instruction in code]
-    assigned: list[frozenset[int] | None] = [None] * len(code)
-    work = [0] if code else []
-    if code:
-        assigned[0] = frozenset()
+    undefined: dict[int, set[str]] = {0: _named("UR", 0, 63)} if code else {}
+    work = list(undefined)
     while work:
         i = work.pop()
-        after = (assigned[i] or frozenset()) | flow[i][0]
+        sets, reads = flow[i]
+        is_undefined = code[i].opcode in _MOVES and reads & undefined[i]
+        after = undefined[i] | sets if is_undefined else undefined[i] - sets
         for j in _successors(code, labels, i):
-            if j >= len(code):
-                continue
-            before = assigned[j]
-            merged = after if before is None else before & after
-            if merged != before:
-                assigned[j] = merged
+            if j < len(code) and not (j in undefined and after <= undefined[j]):
+                undefined[j] = undefined.get(j, set()) | after
                 work.append(j)
-    lines = []
-    for instruction, (_, reads), before in zip(code, flow, assigned, strict=True):
-        if before is not None and (missing := sorted(reads - before)):
-            names = ", ".join(f"UR{n}" for n in missing)
-            lines.append(f"{instruction.opcode} {instruction.operands.strip()}: {names}")
-    return lines
+    found = ((x, reads & undefined.get(i, set())) for i, (x, (_, reads)) in enumerate(zip(code, flow, strict=True)))
+    return [
+        f"{x.opcode} {x.operands.strip()}: {', '.join(sorted(missing))}"
+        for x, missing in found
+        if missing and x.opcode not in _MOVES
+    ]

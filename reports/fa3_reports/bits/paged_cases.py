@@ -19,7 +19,7 @@ from fa3_reports.bits import forward_cases
 from fa3_reports.bits.forward_cases import E4M3_FAMILIES, FAMILIES, Case
 
 SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
-OTHER_SIZES = ((40, 40), (72, 72), (128, 64), (112, 96))  # that are padded, or V's own
+OTHER_SIZES = ((40, 40), (72, 72), (128, 64), (112, 96), (160, 160))  # padded, V's own, or compiled since
 PAGES = (16, 64, 8, 256, 0, 128, 32)
 MASKS: tuple[dict[str, Any], ...] = (
     {},

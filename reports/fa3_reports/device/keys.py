@@ -28,11 +28,16 @@ CHANGED = "what the GPU is launched with has changed since it was measured"
 
 
 def changed_launches(facts: Mapping[str, Any]) -> frozenset[str]:
-    """Return which launches have changed since a measurement or one of its runs, by its provenance."""
+    """Return which launches have changed since a measurement or one of its runs, by its provenance.
+
+    Where that says of which formats and head dims all of it was (``launched``), others are left out.
+    """
     of = facts["evidence_of"]
     runs = facts.get("runs") or [facts]  # where there are runs, each has the keys
     hashed = [run for run in runs if run["launches_sha256"] != SEVERAL]
-    return frozenset().union(*(changed_since(of, run["launches_sha256"], run.get("launches")) for run in hashed))
+    found = frozenset().union(*(changed_since(of, run["launches_sha256"], run.get("launches")) for run in hashed))
+    own = [(row, part) for row in facts.get("launched", ()) for part in of.split("+")]
+    return frozenset(x for x in found if not own or any(concerns(row, frozenset((x,)), part) for row, part in own))
 
 
 def _launches(source: Source, path: str) -> str:

@@ -36,7 +36,7 @@ def problem(head_dim: int, seqlen: int = 1024, **fields: object) -> AttentionPro
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 176, 192, 256])
 def test_our_own_schedule_is_that_of_a_launch_and_fits(head_dim: int, dtype: str, causal: bool) -> None:
     asked = problem(head_dim, dtype=dtype, causal=causal)
     chosen, launched = schedule_for(asked), config_of(asked)
@@ -53,7 +53,7 @@ def test_simulate_takes_the_tile_of_the_kernel_at_head_dim_256(kernel: str, tile
     assert fa3verify.simulate(problem(256), family=kernel).cycles > 0
 
 
-@pytest.mark.parametrize(("narrow", "wide"), [(80, 96), (120, 128), (160, 192), (200, 256)])
+@pytest.mark.parametrize(("narrow", "wide"), [(80, 96), (120, 128), (144, 160), (176, 192), (200, 256)])
 def test_padded_channels_take_the_cycles_of_those_computed_and_none_of_the_work(narrow: int, wide: int) -> None:
     small, large = problem(narrow), problem(wide)
     a, b = fa3verify.simulate(small), fa3verify.simulate(large)
@@ -79,7 +79,7 @@ def test_decoding_with_padded_channels_does_not_load_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "channels"), [(80, (96, 96)), (120, (128, 128)), (160, (192, 192)), (200, (256, 256))]
+    ("head_dim", "channels"), [(80, (96, 96)), (120, (128, 128)), (160, (160, 192)), (200, (256, 256))]
 )
 def test_candidates_have_the_channels_that_a_launch_of_their_family_computes(head_dim: int, channels: tuple) -> None:
     found = tuple({c.head_dim for c in candidates(problem(head_dim), family=f)} for f in ("gluon", "flash3"))

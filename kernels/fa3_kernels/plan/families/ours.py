@@ -21,6 +21,7 @@ SIZES: Sizes = {
     (False, 64): Size(_WIDE, _SQUARE, integer_max=_INTEGERS, early_exponentials=0.38),
     (False, 96): Size(_SQUARE, _SQUARE, holds_queries=True, early_exponentials=0.38),
     (False, 128): Size(_SQUARE, _SQUARE, early_exponentials=0.38),
+    (False, 160): Size(_SQUARE, _SQUARE, query_slots=1, early_exponentials=0.38, scales_late=True),
     (False, 192): Size(_NARROW, _SQUARE, query_slots=1, holds_queries=True, early_exponentials=0.38),
     (False, 256): Size(
         Shipped(128, 64, pingpong=False), _NARROW, query_slots=1, integer_max=_INTEGERS, early_exponentials=0.38
@@ -33,6 +34,16 @@ SIZES: Sizes = {
         rows=(128,),
         chained_queries=_ALWAYS,
         slices=2,
+        integer_max=_INTEGERS,
+        early_exponentials=0.24,
+    ),
+    (True, 160): Size(
+        _SQUARE,
+        _SQUARE,
+        rows=(128,),
+        chained_queries=(True, False),
+        slices=3,
+        holds_partials=False,
         integer_max=_INTEGERS,
         early_exponentials=0.24,
     ),
@@ -143,6 +154,7 @@ FAMILIES = {
                 64: ((128, 128), (128, 128)),
                 96: ((64, 128), (64, 128)),
                 128: ((64, 128), (64, 128)),
+                160: ((64, 64), (64, 64)),
                 192: ((64, 64), (64, 64)),
                 256: ((64, 64), (64, 64)),
             },

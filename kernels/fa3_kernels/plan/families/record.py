@@ -84,6 +84,9 @@ class Size:
         whether the launch hides keys.
     early_exponentials : float
         Fraction of a block's exponentials that ptxas issues before it waits for the previous P V, read off the SASS.
+    scales_late : bool
+        Whether 16-bit kernels multiply O by a block's factor when the next scores are started, under which that takes
+        no time; otherwise as soon as P V is done, which ptxas puts behind the block's exponentials.
     """
 
     shipped: Shipped
@@ -98,6 +101,7 @@ class Size:
     holds_partials: bool = True
     integer_max: tuple[tuple[bool, bool], tuple[bool, bool]] = ((False, False), (False, False))
     early_exponentials: float = 0.0
+    scales_late: bool = False
 
 
 Sizes = Mapping[tuple[bool, int], Size]  # by (is e4m3, head_dim)
