@@ -60,9 +60,12 @@ def _sets_and_reads(instruction: Instruction) -> tuple[set[str], set[str]]:
         sets = _named(target[1], int(target[2]), int(target[2]) + width)
     else:
         rest = operands
-    reads: set[str] = set().union(*(_named("UR", int(n), int(n) + 1) for n in re.findall(r"\bUR(\d+)", rest)))
-    for n in map(int, re.findall(r"\bR(\d+)", rest)):
-        reads |= _named("R", n, n + (128 if "GMMA" in opcode else width))
+    reads: set[str] = set()
+    for name, n, ending in re.findall(r"\b(U?R)(\d+)(\.64)?", rest):
+        is_pair = ending or opcode.startswith("UTMA")  # addresses: both halves are read
+        of_vectors = 128 if "GMMA" in opcode else width
+        many = 2 if is_pair else of_vectors if name == "R" else 1
+        reads |= _named(name, int(n), int(n) + many)
     reads |= {f"UR{int(n) + 1}" for n in re.findall(r"[^g]desc\[UR(\d+)\]", rest)}
     for n in map(int, re.findall(r"gdesc\[UR(\d+)\]", rest)):  # four registers: descriptors of A and of B
         a_in_registers = re.match(r"\s*R\d+,\s*R\d+", operands) is not None

@@ -29,3 +29,13 @@ def test_a_register_set_before_a_skipped_loop_is_found():
 def test_registers_set_on_every_path_are_accepted():
     moved = SKIPPED_LOOP.replace("@P0 BRA `(.L_x_6)", "NOP")
     assert undefined_uniform_registers(moved) == []
+
+
+def test_both_halves_of_an_address_are_read() -> None:
+    """A move hands on what nothing has set, so that it is found where an address of two registers is used."""
+    half = "/*0000*/ UMOV UR6, URZ ;\n/*0010*/ UMOV UR7, UR37 ;\n/*0020*/ MOV R9, UR37 ;\n"
+    by_tma, by_store = "UTMALDG.4D [UR40], [UR6]", "STG.E desc[UR4][R8.64], R3"
+    set_first = "".join(f"/*000{n}*/ UMOV UR{n}, URZ ;\n" for n in (4, 5)) + "/*0006*/ UMOV UR40, URZ ;\n"
+    set_first += "/*0007*/ UMOV UR41, URZ ;\n"
+    for used, missing in ((by_tma, "UR7"), (by_store, "R9")):
+        assert undefined_uniform_registers(f"{half}{set_first}/*0030*/ {used} ;") == [f"{used}: {missing}"]
