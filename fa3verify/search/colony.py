@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from fa3_reference.bounds.device import FP32_MAX
 from fa3_reference.bounds.steps import LOG2_E
-from fa3_reference.formats import FORMATS, Format
+from fa3_reference.formats import FORMATS, Format, narrowed
 from fa3_reference.problem import AttentionProblem, Dtype
 from fa3verify.files import Json
 
@@ -24,15 +23,11 @@ Rng = np.random.Generator
 Place = tuple[int, int]  # index of an individual on each axis
 
 
-@cache
-def max_finite(dtype: str) -> float:
-    return FORMATS[dtype].max_finite
-
-
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     """Return the nearest finite values of a format, float64; values that are too large saturate, NaN becomes 0."""
-    largest = max_finite(dtype)
-    return np.clip(np.where(np.isnan(x), 0.0, x), -largest, largest).astype(FORMATS[dtype].dtype).astype(np.float64)
+    largest = FORMATS[dtype].max_finite
+    finite = np.clip(np.where(np.isnan(x), 0.0, x), -largest, largest)
+    return narrowed(finite, FORMATS[dtype].dtype).astype(np.float64)
 
 
 def positive(x: Any) -> Any:
@@ -51,7 +46,7 @@ def level(fmt: Format, between: tuple[int, int], rng: Rng, *more: tuple[int, int
     in the format, or in one of ``more`` ranges.
     """
     least = fmt.min_exponent - fmt.fraction_bits
-    largest = int(np.log2(max_finite(fmt.name)))
+    largest = int(np.log2(fmt.max_finite))
     ranges = (least, fmt.min_exponent + 1), between, (least, largest + 1), *more
     exponent = rng.integers(*ranges[rng.integers(len(ranges))])
     return np.ldexp(rng.choice([1.0, 2 - fmt.epsilon, rng.uniform(1, 2)]), exponent)

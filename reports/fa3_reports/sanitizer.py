@@ -139,7 +139,6 @@ def start(launch: ShippedLaunch) -> None:
     import torch
 
     from fa3_reports.bits import forward_cases, paged, paged_cases
-    from fa3_reports.bits.forward_cases import NUMPY, Case
     from fa3verify.known import launches
     from fa3verify.known.device import run_forward, run_quantiser
 
@@ -147,18 +146,18 @@ def start(launch: ShippedLaunch) -> None:
     choices = dict(launch.choices)
     blocks = choices.pop("descale_blocks", None)
     scopes: Any = tuple(map(str, blocks)) if blocks else ("none",) * 3
-    drawn = forward_cases.operands(Case(launch.name, problem, scopes=scopes))
+    drawn = forward_cases.operands(forward_cases.Case(launch.name, problem, scopes=scopes))
     if launch.function == "quantize_qkv":
         run_quantiser({"q": drawn.q, "k": drawn.k, "v": drawn.v}, choices)
     elif launch.function == "backward":
         rng = np.random.default_rng(0)
-        out, dout = (rng.standard_normal(problem.out_shape).astype(NUMPY[problem.dtype]) for _ in range(2))
+        out, dout = (rng.standard_normal(problem.out_shape).astype(drawn.q.dtype) for _ in range(2))
         lse = np.full(problem.lse_shape, np.log(problem.seqlen_k), np.float32)
         name = "gluon.deterministic" if choices.get("is_deterministic") else "gluon"
         given = BackwardOperands(drawn.q, drawn.k, drawn.v, dout=dout, out=out, lse=lse)
         launches.run(name, problem, given, {})
     elif problem.cache is not None:
-        case = Case(launch.name, problem, choices={"num_splits": 1, "pack_gqa": False} | choices)
+        case = forward_cases.Case(launch.name, problem, choices={"num_splits": 1, "pack_gqa": False} | choices)
         paged.device_bits(case, paged_cases.operands(case))
     else:
         run_forward(problem, drawn, choices)

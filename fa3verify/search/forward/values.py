@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fa3verify.search.colony import Rng, full_fractions, level, max_finite, rounded
+from fa3verify.search.colony import Rng, full_fractions, level, rounded
 from fa3verify.search.forward.guide import Led
 
 VARIANTS = 32  # nudges that _screened compares
@@ -77,7 +77,7 @@ def _sizes(column: Column, rng: Rng) -> None:
 def _level(column: Column, rng: Rng) -> None:
     """Give a group one size, anywhere in the format and often at one of its ends."""
     keys = column.some()
-    largest = int(np.log2(max_finite(column.dtype)))
+    largest = int(np.log2(column.fmt.max_finite))
     size = level(column.fmt, (largest - 3, largest + 1), rng)
     column.write(keys, size * rng.choice([-1.0, 1.0]))
 

@@ -19,9 +19,10 @@ import torch
 from fa3_kernels.audit.evidence import evidence_facts
 from fa3_kernels.plan.backward import BackwardConfig, backward_config
 from fa3_kernels.twin.backward import backward as twin_backward
+from fa3_reference.formats import FORMATS, narrowed
 from fa3_reference.problem import AttentionProblem, BackwardOperands, Dtype, Operands
 from fa3_reports.bits import forward_cases
-from fa3_reports.bits.forward_cases import FAMILIES, NUMPY, Case
+from fa3_reports.bits.forward_cases import FAMILIES, Case
 from fa3_reports.bits.table import CaseTable
 from fa3_reports.gradient_range import backward_range
 from fa3verify.known import launches
@@ -130,7 +131,7 @@ def operands(case: Case) -> BackwardOperands:
     elif case.family == "subnormal":
         dout *= 2.0 ** np.random.default_rng(case.seed).integers(-24, 3, p.out_shape)
     out, lse = run_forward(p, Operands(given.q, given.k, given.v), {})
-    return BackwardOperands(given.q, given.k, given.v, dout=dout.astype(NUMPY[p.dtype]), out=out, lse=lse)
+    return BackwardOperands(given.q, given.k, given.v, dout=narrowed(dout, FORMATS[p.dtype].dtype), out=out, lse=lse)
 
 
 def config_of(problem: AttentionProblem) -> BackwardConfig:

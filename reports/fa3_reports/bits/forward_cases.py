@@ -12,17 +12,16 @@ from functools import cache
 from itertools import count, product
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from fa3_kernels.plan.choose import choose_num_splits, config_of
 from fa3_kernels.plan.tile_order import count_items, shape_of
 from fa3_kernels.plan.tile_times import can_pack
 from fa3_kernels.twin.quantize import quantize_qkv
+from fa3_reference.formats import FORMATS, narrowed
 from fa3_reference.problem import AttentionProblem, Descale, Dtype, Operands
 from fa3verify.inputs import activations, captures
 
-NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
 DTYPES: tuple[Dtype, ...] = ("fp16", "bf16", "e4m3")
 FAMILIES = ("normal", "outlier", "peaky", "subnormal", "special")
 E4M3_FAMILIES = (*FAMILIES, "mean", "tiny")
@@ -86,7 +85,7 @@ def operands(case: Case) -> Operands:
                 [np.nan, 448.0, -448.0, -0.0, 0.0] if is_fp8 else [np.inf, -np.inf, np.nan, 60000.0, -0.0]
             )
             x = np.where(rng.random(shape) < 1e-5, rng.choice(values, shape), x)
-        arrays.append(np.clip(x, -448, 448).astype(NUMPY["e4m3"]) if is_fp8 else x.astype(NUMPY[case.problem.dtype]))
+        arrays.append(narrowed(np.clip(x, -448, 448) if is_fp8 else x, FORMATS[case.problem.dtype].dtype))
     q, k, v = arrays
     return Operands(q, k, v, *_descales(case, rng))
 
@@ -112,7 +111,7 @@ def _activation(case: Case) -> Operands:
     """Stored activations; for e4m3 by the quantiser's twin, with a descale per block, or per head where asked."""
     dtype = case.problem.dtype
     stored = captures.load(case.family)
-    q, k, v = (x.astype(NUMPY["fp16" if dtype == "e4m3" else dtype]) for x in (stored.q, stored.k, stored.v))
+    q, k, v = (x.astype(FORMATS["fp16" if dtype == "e4m3" else dtype].dtype) for x in (stored.q, stored.k, stored.v))
     if dtype != "e4m3":
         return Operands(q, k, v)
     by_head = case.scopes[0] == "head"

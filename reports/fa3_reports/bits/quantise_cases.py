@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args
 
-import ml_dtypes
 import numpy as np
 
 from fa3_kernels.plan.quantizer import Scale
+from fa3_reference.formats import FORMATS, narrowed
 
-NUMPY = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 FAMILIES = ("normal", "outlier", "offset", "subnormal", "special", "zero blocks")
 HIDDEN = 2048
 
@@ -56,7 +55,8 @@ def arrays(case: Case) -> dict[str, np.ndarray]:
     lead_q, lead_k = ((sum(n),) if case.packed else (len(n), n[0]) for n in (queries, keys))
     shapes = {"q": (*lead_q, heads, dim), "k": (*lead_k, heads_kv, dim), "v": (*lead_k, heads_kv, dim_v)}
     with np.errstate(over="ignore"):
-        given = {name: draw(rng, case.family, shape).astype(NUMPY[case.dtype]) for name, shape in shapes.items()}
+        drawn = {name: draw(rng, case.family, shape) for name, shape in shapes.items()}
+        given = {name: narrowed(x, FORMATS[case.dtype].dtype) for name, x in drawn.items()}
     if case.packed:
         for name, lengths in (("q", queries), ("k", keys)):
             given[f"cu_seqlens_{name}"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

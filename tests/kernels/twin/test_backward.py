@@ -22,7 +22,7 @@ from fa3_kernels.twin.backward import Gradients, backward
 from fa3_kernels.twin.forward import forward
 from fa3_reference.attention import attention
 from fa3_reference.attention_bwd import attention_bwd
-from fa3_reference.formats import FORMATS
+from fa3_reference.formats import FORMATS, narrowed
 from fa3_reference.problem import AttentionProblem, BackwardOperands
 from fa3_reports.gradient_range import backward_range
 from tests.kernels.device_inputs import GOLDEN
@@ -68,7 +68,7 @@ def recorded(key: int) -> Recorded:
     rng = np.random.default_rng([golden()["seed"], key])
     shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "dout": problem.out_shape}
     arrays = [drawn(entry["recipe"], rng, shape, which) for which, shape in shapes.items()]
-    q, k, v, dout = (x.astype(FORMATS[problem.dtype].dtype) for x in arrays)
+    q, k, v, dout = (narrowed(x, FORMATS[problem.dtype].dtype) for x in arrays)
     assert sha(np.concatenate([x.reshape(-1).view(np.uint16) for x in (q, k, v, dout)])) == entry["inputs"]
     return Recorded(str(key), problem, with_forward(problem, q, k, v, dout), {name: entry[name] for name in NAMES})
 

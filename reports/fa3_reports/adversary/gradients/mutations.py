@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from fa3_reference.bounds.steps import LOG2_E
+from fa3_reference.formats import FORMATS
 from fa3_reports.adversary.gradients.colony import GradientColony
 from fa3verify.search.colony import (
     Mutant,
     Rng,
     full_fractions,
     level,
-    max_finite,
     positive,
     power_of_two_in_log2_units,
     rounded,
@@ -101,7 +101,7 @@ def _sizes(child: Child, rng: Rng) -> None:
 def _level(child: Child, rng: Rng) -> None:
     """Put a group at one size of all that the format has, often at one of its ends."""
     x = child.gene()
-    middle = int(np.log2(max_finite(child.dtype))) // 2
+    middle = int(np.log2(FORMATS[child.dtype].max_finite)) // 2
     size = level(child.fmt, (middle, middle + 3), rng, (-4, 4))
     child.write(x, child.some(x), size * rng.choice([-1.0, 1.0]))
 
