@@ -14,6 +14,7 @@ import pytest
 from fa3verify.campaign import executors, pool
 from fa3verify.campaign.plan import JudgeTask, SearchLaw
 from fa3verify.operations import OPERATIONS
+from fa3verify.properties import handing, indices, reuse
 from fa3verify.text import of_error
 
 
@@ -28,6 +29,19 @@ def shared_references() -> Iterator[None]:
         for operation in OPERATIONS.values():
             for name in () if operation.judges_choices else ("truth", "bound", "enclosure"):
                 patch.setattr(type(operation), name, _once(getattr(type(operation), name)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_walks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Laws that go on for as long as they may get a quarter of their time, unless nightly tests run.
+
+    A mistake that is found so is found in all of the time, and a right kernel is asked the same questions, but fewer.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        seconds = ((indices, "SECONDS"), (indices, "SECONDS_OF_TWINS"), (handing, "SECONDS"), (reuse, "_SECONDS"))
+        for module, name in seconds if "not nightly" in request.config.option.markexpr else ():
+            patch.setattr(module, name, getattr(module, name) / 4)
         yield
 
 

@@ -14,7 +14,7 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -100,8 +100,7 @@ class Replacements(contextlib.ExitStack):
 
     def start(self) -> None:
         """Replace what is imported already, and have the rest replaced when it is imported."""
-        for module in _WATCHED.keys() & sys.modules.keys():
-            self._replace(sys.modules[module])
+        self._replace(*(sys.modules[name] for name in _WATCHED.keys() & sys.modules.keys()))
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         self.callback(sys.meta_path.remove, self)  # type: ignore[arg-type]
 
@@ -116,19 +115,20 @@ class Replacements(contextlib.ExitStack):
             spec.loader.exec_module = lambda module: (run(module), self._replace(module))[0]  # type: ignore[method-assign]
         return spec
 
-    def _replace(self, module: ModuleType) -> None:
-        for name in _WATCHED[module.__name__]:
+    def _replace(self, *modules: ModuleType) -> None:
+        made: dict[Function, Function] = {}
+        for module, name in ((x, name) for x in modules for name in _WATCHED[x.__name__]):
             original: Any = getattr(module, name, None)
             if name == _INTERFACE:
                 self.callback(setattr, original, "__getitem__", original.__getitem__)
                 original.__getitem__ = self._getter(original.__getitem__)
-            elif original is not None and not hasattr(original, "__signature__"):  # one of ours, by another module
-                replacement = self._wrapped(target_of(module.__name__, name, original))
-                self.callback(_exchange, replacement, original)
-                _exchange(original, replacement)
+            elif not (original is None or original in made or hasattr(original, "__signature__")):  # by another module
+                made[original] = self._wrapped(target_of(module.__name__, name, original))
                 if name == SDPA:  # torch.jit.script knows builtin functions by their identity
-                    torch.jit._builtins._register_builtin(replacement, f"aten::{SDPA}")  # type: ignore[attr-defined]
-                    self.callback(torch.jit._builtins._get_builtin_table().pop, id(replacement))  # type: ignore[attr-defined]
+                    torch.jit._builtins._register_builtin(made[original], f"aten::{SDPA}")  # type: ignore[attr-defined]
+                    self.callback(torch.jit._builtins._get_builtin_table().pop, id(made[original]))  # type: ignore[attr-defined]
+        _exchange(made)
+        self.callback(_exchange, {new: old for old, new in made.items()})  # behind it, as it has them as values
 
     def _getter(self, get: Function) -> Function:
         """Return how Transformers looks functions up that are watched, one for each, so that compiled code stays."""
@@ -143,13 +143,15 @@ class Replacements(contextlib.ExitStack):
         return __getitem__
 
 
-def _exchange(old: Function, new: Function) -> None:
-    """Put a function in the place of another in every dictionary that has it as a value, but for torch's C modules."""
-    own = {id(vars(module)) for name, module in list(sys.modules.items()) if name.startswith("torch._C")}
-    for holder in gc.get_referrers(old):
-        if type(holder) is dict and id(holder) not in own:
-            for name in [name for name, value in list(holder.items()) if value is old]:
-                holder[name] = new
+def _exchange(made: Mapping[Function, Function]) -> None:
+    """Put functions in the place of others in every dictionary that has these as values, but for torch's C modules.
+
+    All at once, as looking through everything takes long where a model is loaded.
+    """
+    new = {id(old): function for old, function in made.items()}
+    for holder in gc.get_referrers(*made):
+        if type(holder) is dict and not str(holder.get("__name__")).startswith("torch._C"):
+            holder.update({name: new[id(value)] for name, value in list(holder.items()) if id(value) in new})
 
 
 lookers: list[Callable[..., None]] = []  # of what watches, or empty

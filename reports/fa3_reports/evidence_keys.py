@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa3_kernels.plan.families import traits_of
-from fa3_reports.merkle import Code, short_hash
+from fa3_reports.merkle import Code, Sources, short_hash
 
 if TYPE_CHECKING:
     from fa3_kernels.plan.config import Config
@@ -52,7 +52,7 @@ def code_key(module: str, name: str, checkout: Path | None = None) -> str:
     >>> code_key(*FORWARD) == code_key(*ONE_QUERY)
     False
     """
-    return Code(_folders(PACKAGES, checkout)).key(module, name)
+    return Code(_sources(PACKAGES, checkout)).key(module, name)
 
 
 @cache
@@ -72,14 +72,15 @@ def judge_key(module: str, name: str, checkout: Path | None = None) -> str:
     ValueError
         If the module defines no such name.
     """
-    return Code(_folders(_OF_JUDGES, checkout), by_value={"cache_directory"}, without=_LISTS).key(module, name)
+    return Code(_sources(_OF_JUDGES, checkout, _LISTS), by_value={"cache_directory"}).key(module, name)
 
 
-def _folders(packages: Iterable[str], checkout: Path | None) -> dict[str, Path]:
-    """Return where the sources of packages lie."""
+@cache
+def _sources(packages: tuple[str, ...], checkout: Path | None, without: tuple[str, ...] = ()) -> Sources:
+    """Return the sources of packages, for all keys that are asked of them."""
     if checkout:
-        return {package: checkout / package.partition("_")[2] / package for package in packages}
-    return {package: Path(str(find_spec(package).origin)).parent for package in packages}  # type: ignore[union-attr]
+        return Sources({package: checkout / package.partition("_")[2] / package for package in packages}, without)
+    return Sources({package: Path(str(find_spec(package).origin)).parent for package in packages}, without)  # type: ignore[union-attr]
 
 
 def launch_key(problem: AttentionProblem, config: Config | None) -> str:

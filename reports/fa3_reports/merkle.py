@@ -11,6 +11,7 @@ import ast
 import json
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,51 @@ def short_hash(text: str) -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-class Code:
-    """The sources of some packages, and the hashes of those of their definitions that were reached.
+class Sources:
+    """The modules of some packages, each of which is read once; those of the packages ``without`` are none of them."""
 
-    Definitions of the names ``by_value`` are not followed, and neither are those of the packages ``without``.
-    """
-
-    def __init__(
-        self, folders: Mapping[str, Path], *, by_value: Collection[str] = BY_VALUE, without: Collection[str] = ()
-    ) -> None:
+    def __init__(self, folders: Mapping[str, Path], without: Collection[str] = ()) -> None:
         self.folders = folders
-        self.by_value = by_value
         self.without = without
-        self.modules: dict[str, dict[str, list[ast.stmt]]] = {}
+        self.path, self.module, self.origin = cache(self._path), cache(self._module), cache(self._origin)
+
+    def _path(self, module: str) -> Path | None:
+        """Return the file of a module, None of other packages and of what is no module."""
+        package, *rest = module.split(".")
+        if package not in self.folders or any(f"{module}.".startswith(f"{other}.") for other in self.without):
+            return None
+        place = self.folders[package].joinpath(*rest)
+        files = (place.with_suffix(".py"), place / "__init__.py")
+        return next((file for file in files if file.is_file()), None)
+
+    def _module(self, module: str) -> dict[str, list[ast.stmt]]:
+        """Return the statements of a module by the names that they bind or change; imports bind wherever they stand."""
+        path = self.path(module)
+        tree = ast.parse(path.read_text(encoding="utf-8") if path else "")
+        known: dict[str, list[ast.stmt]] = {}
+        for statement in (*tree.body, *(x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom))):
+            for name in _bound(statement):
+                if statement not in known.setdefault(name, []):
+                    known[name].append(statement)
+        return known
+
+    def _origin(self, module: str, name: str) -> _Place:
+        """Return where a name is defined, through the imports of the packages; a module has an empty name."""
+        match self.module(module).get(name):
+            case [ast.ImportFrom(module=str(source), names=aliases), *_]:
+                original = next(x.name for x in aliases if (x.asname or x.name) == name)
+                if self.path(f"{source}.{original}"):
+                    return f"{source}.{original}", ""
+                return self.origin(source, original) if self.path(source) else (source, original)
+        return module, name
+
+
+class Code:
+    """The hashes of those definitions of some sources that were reached; those of ``by_value`` are not followed."""
+
+    def __init__(self, sources: Sources, *, by_value: Collection[str] = BY_VALUE) -> None:
+        self.path, self.module, self.origin = sources.path, sources.module, sources.origin
+        self.by_value = by_value
         self.keys: dict[_Place, str] = {}
         self.open: list[_Place] = []
         self.attributes: set[str] = set()
@@ -51,47 +84,18 @@ class Code:
         if name not in self.module(module):
             raise ValueError(f"{module} defines no {name!r}")
         parts = {("", self.of(module, name))}
+        read: set[ast.stmt] = set()
         while True:  # a method that is read may read others
-            read = {
-                (member, self.text(statement, place, ()))
-                for (place, _), known in list(self.classes.items())
+            more = [
+                (place, member, statement)
+                for (place, _), known in self.classes.items()
                 for member, statement in _members(known)
-                if member in self.attributes
-            }
-            if read <= parts:
+                if member in self.attributes and statement not in read
+            ]
+            if not more:
                 return short_hash(repr(sorted(parts)))
-            parts |= read
-
-    def path(self, module: str) -> Path | None:
-        """Return the file of a module, None of other packages and of what is no module."""
-        package, *rest = module.split(".")
-        if package not in self.folders or any(f"{module}.".startswith(f"{other}.") for other in self.without):
-            return None
-        place = self.folders[package].joinpath(*rest)
-        files = (place.with_suffix(".py"), place / "__init__.py")
-        return next((file for file in files if file.is_file()), None)
-
-    def module(self, module: str) -> dict[str, list[ast.stmt]]:
-        """Return the statements of a module by the names that they bind or change; imports bind wherever they stand."""
-        if module not in self.modules:
-            path = self.path(module)
-            tree = ast.parse(path.read_text(encoding="utf-8") if path else "")
-            known = self.modules[module] = {}
-            for statement in (*tree.body, *(x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom))):
-                for name in _bound(statement):
-                    if statement not in known.setdefault(name, []):
-                        known[name].append(statement)
-        return self.modules[module]
-
-    def origin(self, module: str, name: str) -> _Place:
-        """Return where a name is defined, through the imports of the packages; a module has an empty name."""
-        match self.module(module).get(name):
-            case [ast.ImportFrom(module=str(source), names=aliases), *_]:
-                original = next(x.name for x in aliases if (x.asname or x.name) == name)
-                if self.path(f"{source}.{original}"):
-                    return f"{source}.{original}", ""
-                return self.origin(source, original) if self.path(source) else (source, original)
-        return module, name
+            parts |= {(member, self.text(statement, place, ())) for place, member, statement in more}
+            read |= {statement for _, _, statement in more}
 
     def of(self, module: str, name: str) -> str:
         """Return the hash of a definition, or what other packages call it."""

@@ -256,7 +256,7 @@ def entered() -> set[tuple[str, str]]:
 
 def test_every_function_that_a_launch_enters_is_in_the_key_or_of_the_plan():
     folders = {x.__name__: Path(x.__path__[0]) for x in (fa3_kernels, fa3_reference)}
-    code = merkle.Code(folders)
+    code = merkle.Code(merkle.Sources(folders))
     code.key(*FORWARD)
     known = {(str(code.path(module)), name) for module, name in code.keys}
     known |= {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from fa3_kernels.audit.evidence import evidence_sha256, launch_keys
+from fa3_kernels.audit import evidence
 
 # Keys of launches by the hash of them all: of measurements from before provenance held the keys themselves, and of
 # probes from after it, whose PTX the code of that time was compiled to as well.
@@ -28,11 +28,17 @@ def changed_since(of: str, sha256: str, then: Mapping[str, str] | None = None) -
     then : mapping, optional
         Their keys then; by default as they were kept. Where nobody kept them, all launches have changed.
     """
-    if sha256 == evidence_sha256(of):
+    all_of_them, now = _today(of, evidence.accepted_rows)
+    if sha256 == all_of_them:
         return frozenset()
-    now = launch_keys(of)
     known = _measured().get(sha256, {}) | dict(then or {})
     return frozenset(probe for probe in {*now, *known} if now.get(probe) != known.get(probe))
+
+
+@cache
+def _today(of: str, rows: Callable[[], object]) -> tuple[str, dict[str, str]]:
+    """Return the hash and the keys of today's launches, made once for what reads the accepted ``rows``."""
+    return evidence.evidence_sha256(of), evidence.launch_keys(of)
 
 
 @cache

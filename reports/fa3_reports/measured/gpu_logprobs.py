@@ -203,8 +203,8 @@ class Bench:
         )
 
     def _freed(self) -> None:
-        gc.collect()
         if self._device == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
 
