@@ -32,17 +32,15 @@ def shared_references() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def short_walks(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture
+def short_walks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Laws that go on for as long as they may get a quarter of their time, unless nightly tests run.
 
-    A mistake that is found so is found in all of the time, and a right kernel is asked the same questions, but fewer.
+    For right kernels, which are asked the same questions, but fewer; at a wrong one they end with what they find.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        seconds = ((indices, "SECONDS"), (indices, "SECONDS_OF_TWINS"), (handing, "SECONDS"), (reuse, "_SECONDS"))
-        for module, name in seconds if "not nightly" in request.config.option.markexpr else ():
-            patch.setattr(module, name, getattr(module, name) / 4)
-        yield
+    seconds = ((indices, "SECONDS"), (indices, "SECONDS_OF_TWINS"), (handing, "SECONDS"), (reuse, "_SECONDS"))
+    for module, name in seconds if "not nightly" in request.config.option.markexpr else ():
+        monkeypatch.setattr(module, name, getattr(module, name) / 4)
 
 
 def subject(task: JudgeTask | SearchLaw) -> str:

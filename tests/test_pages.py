@@ -88,7 +88,9 @@ def transcripts() -> list[Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("page", "of_section"), transcripts())
-def test_the_commands_of_a_section_print_what_the_page_shows(page, of_section, tmp_path, monkeypatch):
+def test_the_commands_of_a_section_print_what_the_page_shows(page, of_section, tmp_path, monkeypatch, request):
+    if request.node.get_closest_marker("nightly") is None:  # what is long has the processes that it asks for
+        request.getfixturevalue("in_this_process")
     monkeypatch.chdir(tmp_path)
     for name, text in of_section:
         if name:

@@ -54,6 +54,7 @@ def taken(kernel: Kernel, point: space.Point, seed: int) -> list[Case]:
     return [case] if kernel.supports(case.problem) else []
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_right_kernel_passes(name):

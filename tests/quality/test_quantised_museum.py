@@ -37,11 +37,13 @@ def findings(kernel: Kernel, laws: tuple[str, ...], examples: int) -> Iterator[s
             yield f"{law}: {outcome.violation.message}"
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_kernel_that_quantises_passes(name: str) -> None:
     assert not list(findings(made("right", *RIGHT[name]), (*SHARP, *HIDDEN), 4))
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize("name", ["smoothed K, P and V in e4m3", "int8 by tensors"])
 def test_a_right_kernel_that_quantises_keeps_every_property_that_it_is_asked(name: str) -> None:
     kernel = made("right", *RIGHT[name])

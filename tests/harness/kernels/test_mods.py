@@ -126,6 +126,7 @@ def test_the_laws_that_hold_with_functions_exist():
     assert {law.name for law in LAWS} >= WITH_MODS
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize(("score", "mask"), [("alibi", "two_of_three"), ("softcap", "sliding")])
 def test_a_right_kernel_obeys_every_law_that_is_asked_of_it(score, mask):
     kernel = replace(kernel_of(score, mask), bitwise=None)  # all bits are claimed

@@ -31,6 +31,7 @@ def test_gradients_of_a_library_break_no_bound_of_its_order(kernel):
     assert wrong == []
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize(
     "kernel",
     [  # XLA compiles for every shape

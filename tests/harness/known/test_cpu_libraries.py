@@ -45,6 +45,7 @@ def test_a_library_breaks_no_bound_of_its_order(kernel, families):
     assert wrong == []
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -70,6 +70,7 @@ def test_a_wrong_call_of_torch_is_found(exhibit, law):
     assert _found(exhibit, law).violation is not None
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("law", [INDICES, VIEWS, UNREAD, REUSE])
 @pytest.mark.parametrize("exhibit", RIGHT)

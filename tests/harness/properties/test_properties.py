@@ -25,6 +25,7 @@ DTYPES = ("fp16", "bf16", "e4m3")
 SMALL = Case("twin.fp16", AttentionProblem(1, 1, 1, 3, 5, 64), Recipe("normal"))
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_unmutated_twin_obeys_law(law, dtype):

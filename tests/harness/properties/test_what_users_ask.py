@@ -89,6 +89,7 @@ def test_a_call_is_blamed_for_a_variable_that_it_leaves_but_not_for_those_of_tor
         keeping_environment(call)
 
 
+@pytest.mark.usefixtures("short_walks")
 @pytest.mark.parametrize("law", sorted({law for _, law in FOUND_BY}))
 @pytest.mark.parametrize("kernel", RIGHT)
 def test_a_right_kernel_keeps_it(kernel, law):

@@ -61,6 +61,6 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_schedule_is_the_rules_to_the_entry_and_rows_without_a_key_are_written(seed):
     check_equal(PROGRAM, seed)
