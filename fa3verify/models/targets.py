@@ -100,7 +100,7 @@ class Replacements(contextlib.ExitStack):
 
     def start(self) -> None:
         """Replace what is imported already, and have the rest replaced when it is imported."""
-        self._replace(*(sys.modules[name] for name in _WATCHED.keys() & sys.modules.keys()))
+        self._replace(*(sys.modules[name] for name in _WATCHED if name in sys.modules))
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         self.callback(sys.meta_path.remove, self)  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ class Replacements(contextlib.ExitStack):
             if name == _INTERFACE:
                 self.callback(setattr, original, "__getitem__", original.__getitem__)
                 original.__getitem__ = self._getter(original.__getitem__)
-            elif not (original is None or original in made or hasattr(original, "__signature__")):  # by another module
+            elif original is not None and not hasattr(original, "__signature__"):  # one of ours, by another module
                 made[original] = self._wrapped(target_of(module.__name__, name, original))
                 if name == SDPA:  # torch.jit.script knows builtin functions by their identity
                     torch.jit._builtins._register_builtin(made[original], f"aten::{SDPA}")  # type: ignore[attr-defined]

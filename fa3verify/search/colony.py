@@ -24,7 +24,7 @@ Place = tuple[int, int]  # index of an individual on each axis
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the nearest finite values of a format, float64; values that are too large saturate, NaN becomes 0."""
+    """Return finite values of a format, float64, as :func:`narrowed`; too large ones saturate, NaN becomes 0."""
     largest = FORMATS[dtype].max_finite
     finite = np.clip(np.where(np.isnan(x), 0.0, x), -largest, largest)
     return narrowed(finite, FORMATS[dtype].dtype).astype(np.float64)

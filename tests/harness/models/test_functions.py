@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -141,6 +143,25 @@ def test_functions_of_flash_attention_are_read_by_their_own_names(library: Path,
     assert all(bool(x.found) == (factor == 1) for x in found.checked if x.kind == "outputs"), str(found)
     assert bool(found) == (factor == 1), str(found)
     sys.modules.pop("flash_attn_interface")
+
+
+def test_all_functions_are_replaced_and_put_back_in_one_look_through_memory_each(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flash = importlib.import_module("flash_attn_interface")
+    other = ModuleType("flash_attn")  # has the same functions, by another name
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    names = [name for name in vars(flash) if name.startswith("flash_attn_")]
+    vars(other).update({name: getattr(flash, name) for name in names})
+    before, looked, look = [getattr(flash, name) for name in names], [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *functions: looked.append(len(functions)) or look(*functions))
+    with fa3verify.watch(folder=library):
+        during = [getattr(flash, name) for name in names]
+        assert during == [getattr(other, name) for name in names]
+        assert not {*during} & {*before}
+    assert before == [getattr(flash, name) for name in names] == [getattr(other, name) for name in names]
+    assert len(looked) == 2
+    assert min(looked) >= len(names)
 
 
 @pytest.mark.parametrize(
