@@ -283,7 +283,7 @@ def test_what_a_call_does_beside_attention_is_not_simulated(cache: Cache) -> Non
 def test_what_a_call_launches_by_itself_is_in_the_ranking_and_marked() -> None:
     for problem in (packed((1,) * 4, (5000,) * 4, 16), packed((300, 40), (900, 40), causal=True)):
         launched = schedule_for(problem)
-        (own,) = [each for each in tune(problem, H200) if each.config == launched]
+        (own,) = [each for each in tune(problem, H200, pack_gqa=launched.pack_gqa) if each.config == launched]
         assert own.is_launchable
         assert own.estimate == estimate(problem, launched, H200)
 
