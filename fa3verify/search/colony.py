@@ -25,9 +25,9 @@ Place = tuple[int, int]  # index of an individual on each axis
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     """Return finite values of a format, float64, as :func:`narrowed`; too large ones saturate, NaN becomes 0."""
-    largest = FORMATS[dtype].max_finite
-    finite = np.clip(np.where(np.isnan(x), 0.0, x), -largest, largest)
-    return narrowed(finite, FORMATS[dtype].dtype).astype(np.float64)
+    fmt = FORMATS[dtype]
+    finite = np.clip(np.where(np.isnan(x), 0.0, x), -fmt.max_finite, fmt.max_finite)
+    return narrowed(finite, fmt).astype(np.float64)
 
 
 def positive(x: Any) -> Any:

@@ -187,19 +187,19 @@ def encode(x: np.ndarray, fmt: Format, overflow: Overflow) -> np.ndarray:
     One that goes through float32 rounds twice, as :func:`narrowed` does:
 
     >>> x = np.array([1 + 2**-4 + 2**-40])
-    >>> float(encode(x, FORMATS["e4m3"], "ieee")[0]), float(narrowed(x, FORMATS["e4m3"].dtype)[0])
+    >>> float(encode(x, FORMATS["e4m3"], "ieee")[0]), float(narrowed(x, FORMATS["e4m3"])[0])
     (1.125, 1.0)
     """
     return encode_bits(x, fmt, overflow).view(fmt.dtype)
 
 
-def narrowed(x: np.ndarray, dtype: Any) -> np.ndarray:
+def narrowed(x: np.ndarray, fmt: Format) -> np.ndarray:
     """Round float64 values to float16, or by way of float32 to a type of ml_dtypes: a seed's draws stay what they were.
 
     What ``astype`` makes of float64 depends on the version of ml_dtypes: before 0.7 it was this, and it is one rounding
     since. Inputs that are recorded by their seed were drawn before.
     """
-    return x.astype(np.float16 if dtype == np.float16 else np.float32).astype(dtype)
+    return x.astype(np.float16 if fmt.dtype == np.float16 else np.float32).astype(fmt.dtype)
 
 
 @np.errstate(invalid="ignore")

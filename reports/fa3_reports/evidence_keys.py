@@ -79,8 +79,10 @@ def judge_key(module: str, name: str, checkout: Path | None = None) -> str:
 def _sources(packages: tuple[str, ...], checkout: Path | None, without: tuple[str, ...] = ()) -> Sources:
     """Return the sources of packages, for all keys that are asked of them."""
     if checkout:
-        return Sources({package: checkout / package.partition("_")[2] / package for package in packages}, without)
-    return Sources({package: Path(str(find_spec(package).origin)).parent for package in packages}, without)  # type: ignore[union-attr]
+        folders = {package: checkout / package.partition("_")[2] / package for package in packages}
+    else:
+        folders = {package: Path(str(find_spec(package).origin)).parent for package in packages}  # type: ignore[union-attr]
+    return Sources(folders, without)
 
 
 def launch_key(problem: AttentionProblem, config: Config | None) -> str:

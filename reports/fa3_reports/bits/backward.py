@@ -131,7 +131,7 @@ def operands(case: Case) -> BackwardOperands:
     elif case.family == "subnormal":
         dout *= 2.0 ** np.random.default_rng(case.seed).integers(-24, 3, p.out_shape)
     out, lse = run_forward(p, Operands(given.q, given.k, given.v), {})
-    return BackwardOperands(given.q, given.k, given.v, dout=narrowed(dout, FORMATS[p.dtype].dtype), out=out, lse=lse)
+    return BackwardOperands(given.q, given.k, given.v, dout=narrowed(dout, FORMATS[p.dtype]), out=out, lse=lse)
 
 
 def config_of(problem: AttentionProblem) -> BackwardConfig:

@@ -85,7 +85,7 @@ def operands(case: Case) -> Operands:
                 [np.nan, 448.0, -448.0, -0.0, 0.0] if is_fp8 else [np.inf, -np.inf, np.nan, 60000.0, -0.0]
             )
             x = np.where(rng.random(shape) < 1e-5, rng.choice(values, shape), x)
-        arrays.append(narrowed(np.clip(x, -448, 448) if is_fp8 else x, FORMATS[case.problem.dtype].dtype))
+        arrays.append(narrowed(np.clip(x, -448, 448) if is_fp8 else x, FORMATS[case.problem.dtype]))
     q, k, v = arrays
     return Operands(q, k, v, *_descales(case, rng))
 

@@ -55,8 +55,8 @@ def arrays(case: Case) -> dict[str, np.ndarray]:
     lead_q, lead_k = ((sum(n),) if case.packed else (len(n), n[0]) for n in (queries, keys))
     shapes = {"q": (*lead_q, heads, dim), "k": (*lead_k, heads_kv, dim), "v": (*lead_k, heads_kv, dim_v)}
     with np.errstate(over="ignore"):
-        drawn = {name: draw(rng, case.family, shape) for name, shape in shapes.items()}
-        given = {name: narrowed(x, FORMATS[case.dtype].dtype) for name, x in drawn.items()}
+        fmt = FORMATS[case.dtype]
+        given = {name: narrowed(draw(rng, case.family, shape), fmt) for name, shape in shapes.items()}
     if case.packed:
         for name, lengths in (("q", queries), ("k", keys)):
             given[f"cu_seqlens_{name}"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -68,7 +68,7 @@ def recorded(key: int) -> Recorded:
     rng = np.random.default_rng([golden()["seed"], key])
     shapes = {"q": problem.q_shape, "k": problem.k_shape, "v": problem.v_shape, "dout": problem.out_shape}
     arrays = [drawn(entry["recipe"], rng, shape, which) for which, shape in shapes.items()]
-    q, k, v, dout = (narrowed(x, FORMATS[problem.dtype].dtype) for x in arrays)
+    q, k, v, dout = (narrowed(x, FORMATS[problem.dtype]) for x in arrays)
     assert sha(np.concatenate([x.reshape(-1).view(np.uint16) for x in (q, k, v, dout)])) == entry["inputs"]
     return Recorded(str(key), problem, with_forward(problem, q, k, v, dout), {name: entry[name] for name in NAMES})
 
